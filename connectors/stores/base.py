@@ -1,0 +1,93 @@
+"""The contract every store keeps. To add a store: implement :class:`KVStore` in one
+file beside this one, register its kind in ``factory.py`` and add it to the fixture of
+``tests/connectors/stores/test_contract.py``.
+
+A store maps names to opaque values and is allowed to forget. It never raises for a
+missing key; it raises :class:`spm.errors.StoreError` when it cannot answer at all.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from connectors.stores.buffers import Buffer
+
+StoreKey = NewType("StoreKey", str)
+"""The full name of one value in a store; built only by :mod:`spm.keys`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """One value to read. ``size_bytes`` is exact: a stored value of any other length
+    is a miss, so a truncated value never reaches a buffer of the wrong size."""
+
+    key: StoreKey
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """What a store can do beyond get and put; what it cannot do answers ``unsupported``."""
+
+    remote: bool
+    """Values cross a wire: checksums are verified, deadlines and the breaker apply."""
+    delete: bool
+    touch: bool
+    """``touch_many`` refreshes what the store's own eviction looks at."""
+    exact_ttl: bool
+    """Values can be given an exact lifetime."""
+
+
+class KVStore(ABC):
+    """Batched key-value store. Every method may be called from any I/O thread.
+
+    ``deadline_s`` is a ``time.monotonic()`` instant; when it passes the call raises
+    :class:`spm.errors.StoreTimeoutError` (or returns what it has, for reads).
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> StoreCapabilities:
+        """What this store supports; constant over its life."""
+
+    @abstractmethod
+    def get_many(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
+        """Read values in one round trip, position by position.
+
+        Returns a list as long as ``reads``; ``None`` is a miss (absent, wrong length, or
+        no staging buffer was free). Positions never shift. Each returned buffer carries
+        one reference that the caller must ``release()``; its contents must not be changed.
+        If the store fails or the deadline passes after some values arrived, those are
+        returned and the rest are ``None``; if nothing arrived it raises ``StoreError``.
+        """
+
+    @abstractmethod
+    def put_many(
+        self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float
+    ) -> list[bool]:
+        """Write values in one round trip; True only where the store acknowledged.
+
+        Borrows the buffers: a store that keeps one takes its own reference. Writing a key
+        again replaces the value. Raises ``StoreError`` if nothing was acknowledged.
+        """
+
+    @abstractmethod
+    def contains_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        """Whether each key exists now. Advice only: a value may vanish before it is read."""
+
+    @abstractmethod
+    def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
+        """Remove keys; returns how many existed. Idempotent."""
+
+    @abstractmethod
+    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        """Refresh recency (and lifetime, if the store has one); False where it is gone."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections and buffers. Idempotent."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise :class:`spm.errors.IntegrityError` if the store's bookkeeping is off."""

@@ -1,0 +1,158 @@
+"""Frozen, validated settings from ``kv_connector_extra_config``.
+
+Every refusal quotes the key, the value and what is allowed. Unknown keys are errors: a
+setting that is silently ignored is a setting somebody relies on.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from spm.errors import ConfigError
+
+KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+MAX_TTL_S = 3600
+"""Longest retention a hint may ask for (vLLM RFC #52113)."""
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def _number(default: float, low: float, high: float, doc: str) -> Any:  # noqa: ANN401
+    """A dataclass field with an inclusive range; ``int`` or ``float`` by its annotation."""
+    return field(default=default, metadata={"range": (low, high), "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerConfig:
+    """When the remote store is left alone, and for how long."""
+
+    failures: int = _number(3, 1, 1000, "consecutive failures after which the store is left alone")
+    backoff_s: float = _number(0.5, 0.01, 600.0, "first pause before one request probes it again")
+    backoff_cap_s: float = _number(15.0, 0.01, 3600.0, "longest pause")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """The shared store behind the host tier."""
+
+    url: str = field(repr=False)
+    kind: Literal["redis"] = "redis"
+    ttl_s: int = _number(86_400, 0, 30 * 86_400, "lifetime of a stored value; 0: no expiry")
+    connect_timeout_s: float = _number(1.0, 0.01, 60.0, "longest wait for a connection")
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+
+    @property
+    def redacted_url(self) -> str:
+        """The URL without user and password, for logs and errors."""
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+
+
+@dataclass(frozen=True, slots=True)
+class SpmConfig:
+    """All settings of one engine. Byte and thread counts are per worker."""
+
+    host_bytes: int = _number(4 * GiB, 0, 64 * TiB, "host tier; 0: none")
+    staging_bytes: int = _number(
+        512 * MiB, 1 * MiB, 1 * TiB, "buffers for values being saved or loaded"
+    )
+    remote: RemoteConfig | None = field(
+        default=None, metadata={"doc": "shared store; absent: host tier only"}
+    )
+    namespace: str = field(default="spm", metadata={"doc": "first part of every key"})
+    save: Literal["all", "sessions"] = field(
+        default="all", metadata={"doc": "save every request's blocks, or only those of sessions"}
+    )
+    load_deadline_s: float = _number(10.0, 0.01, 600.0, "longest load of one request")
+    batch_deadline_s: float = _number(2.0, 0.01, 600.0, "longest wait for one round trip")
+    lookup_deadline_s: float = _number(0.25, 0.001, 60.0, "longest wait for an existence answer")
+    save_deadline_s: float = _number(30.0, 0.01, 600.0, "longest background write of one batch")
+    save_inflight_bytes: int = _number(
+        256 * MiB, 64 * KiB, 1 * TiB, "bytes copied from the GPU pool and not yet stored"
+    )
+    batch_bytes: int = _number(16 * MiB, 4 * KiB, 1 * GiB, "bytes moved in one round trip")
+    load_threads: int = _number(2, 1, 64, "threads that load")
+    max_sessions: int = _number(10_000, 1, 10_000_000, "sessions tracked")
+    max_keys: int = _number(1_000_000, 1, 100_000_000, "block keys tracked, and known remote")
+    session_ttl_s: int = _number(300, 0, MAX_TTL_S, "time after which an idle session is forgotten")
+    residency_ttl_s: float = _number(
+        300.0, 0.0, 86_400.0, "age after which remote presence is asked for again"
+    )
+
+    @classmethod
+    def from_extra_config(cls, extra: Mapping[str, Any]) -> "SpmConfig":
+        """Parse and validate; raises :class:`ConfigError` naming key, value and range."""
+        config = _build(cls, extra, "")
+        if not _NAMESPACE.fullmatch(config.namespace):
+            raise ConfigError(
+                f"namespace={config.namespace!r}: 1 to 64 letters, digits, '_', '.' or '-'"
+            )
+        if config.save_inflight_bytes > config.staging_bytes:
+            raise ConfigError(
+                f"save_inflight_bytes={config.save_inflight_bytes}: at most "
+                f"staging_bytes={config.staging_bytes}"
+            )
+        if config.host_bytes == 0 and config.remote is None:
+            raise ConfigError("host_bytes=0 and no remote: there is nowhere to keep KV")
+        return config
+
+
+def _build(cls: Any, raw: object, prefix: str) -> Any:  # noqa: ANN401
+    """Construct dataclass ``cls`` from a JSON object, checking every key and value."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{prefix.rstrip('.') or 'extra config'}={raw!r}: an object is needed")
+    known = {f.name: f for f in fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+            raise ConfigError(f"{prefix}{key}={value!r}: unknown key{hint}; known: {sorted(known)}")
+        values[key] = _check(prefix + key, known[key].type, known[key].metadata, value)
+    if cls is RemoteConfig:
+        if "url" not in values:
+            raise ConfigError("remote.url is missing: e.g. redis://127.0.0.1:6379/0")
+        _check_url(values["url"])
+    return cls(**values)
+
+
+def _check(name: str, kind: object, metadata: Mapping[str, Any], value: object) -> object:
+    """One value against its annotation and range."""
+    if kind is BreakerConfig:
+        return _build(BreakerConfig, value, name + ".")
+    if kind == RemoteConfig | None:
+        return None if value is None else _build(RemoteConfig, value, name + ".")
+    if kind is int or kind is float:
+        return _check_number(name, kind is int, metadata["range"], value)
+    choices = getattr(kind, "__args__", None)
+    if choices is not None:
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r}: one of {sorted(choices)}")
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}={value!r}: a string is needed")
+    return value
+
+
+def _check_number(
+    name: str, whole: bool, bounds: tuple[float, float], value: object
+) -> int | float:
+    what = "a whole number" if whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ConfigError(f"{name}={value!r}: {what} from {bounds[0]} to {bounds[1]} is needed")
+    if not bounds[0] <= value <= bounds[1]:
+        raise ConfigError(f"{name}={value!r}: out of range, {what} from {bounds[0]} to {bounds[1]}")
+    return value if whole else float(value)
+
+
+_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+
+
+def _check_url(url: str) -> None:
+    """The scheme decides the client; a URL may hold a password, so it is never quoted."""
+    scheme = urlsplit(url).scheme
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"remote.url has scheme {scheme!r}: one of {list(_SCHEMES)}")

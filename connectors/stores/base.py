@@ -9,12 +9,19 @@ missing key; it raises :class:`spm.errors.StoreError` when it cannot answer at a
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType
+from enum import Enum
 
 from connectors.stores.buffers import Buffer
+from spm.keys import StoreKey
 
-StoreKey = NewType("StoreKey", str)
-"""The full name of one value in a store; built only by :mod:`spm.keys`."""
+__all__ = ["KVStore", "ReadRequest", "StoreCapabilities", "StoreKey", "Tier"]
+
+
+class Tier(Enum):
+    """Where a stored value lives, seen from the worker."""
+
+    HOST = "host"
+    REMOTE = "remote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,7 @@ class KVStore(ABC):
         """
 
     @abstractmethod
-    def put_many(
-        self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float
-    ) -> list[bool]:
+    def put_many(self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float) -> list[bool]:
         """Write values in one round trip; True only where the store acknowledged.
 
         Borrows the buffers: a store that keeps one takes its own reference. Writing a key

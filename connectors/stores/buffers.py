@@ -7,7 +7,6 @@ store, again by reference.
 """
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -43,7 +42,13 @@ class Buffer:
     @property
     def view(self) -> memoryview:
         """The bytes, writable; only the creator writes, and only before sharing it."""
-        return memoryview(self.array).cast("B")
+        return self.array.data
+
+    @property
+    def shared(self) -> bool:
+        """Whether more than one reference exists now. Exact only for a caller that keeps
+        others from taking references meanwhile; they may still release theirs."""
+        return self._refs > 1
 
     def retain(self) -> "Buffer":
         """Take another reference. Any thread."""
@@ -66,7 +71,7 @@ class BufferPool:
         self._capacity_bytes = capacity_bytes
         self._allocate = allocate
         self._lock = threading.Lock()
-        self._free: defaultdict[int, list[ByteArray]] = defaultdict(list)
+        self._free: dict[int, list[ByteArray]] = {}
         self._free_bytes = 0
         self._used_bytes = 0
         self._reclaim: Callable[[int], bool] | None = None
@@ -86,20 +91,29 @@ class BufferPool:
 
     def acquire(self, size_bytes: int) -> Buffer | None:
         """A buffer of exactly ``size_bytes`` with one reference, or ``None`` if all
-        memory is referenced. The contents are undefined."""
+        memory is referenced. The contents are undefined. Any thread, without locks held
+        that ``reclaim`` takes."""
+        if size_bytes > self._capacity_bytes:
+            return None
         while True:
-            array = self._take(size_bytes)
+            try:
+                array = self._take(size_bytes)
+            except MemoryError:
+                return None
             if array is not None:
                 return Buffer(self, array)
             if self._reclaim is None or not self._reclaim(size_bytes):
                 return None
 
     def _take(self, size_bytes: int) -> ByteArray | None:
+        """An unused array; ``None`` at the bound, MemoryError if the machine is full."""
         with self._lock:
-            if self._free[size_bytes]:
-                self._free_bytes -= size_bytes
+            recycled = self._free.get(size_bytes)
+            if recycled:
+                array = recycled.pop()
+                self._count_unused(size_bytes, recycled)
                 self._used_bytes += size_bytes
-                return self._free[size_bytes].pop()
+                return array
             if self._used_bytes + size_bytes > self._capacity_bytes:
                 return None
             self._trim_free(self._capacity_bytes - self._used_bytes - size_bytes)
@@ -109,14 +123,20 @@ class BufferPool:
         except MemoryError:
             with self._lock:
                 self._used_bytes -= size_bytes
-            return None
+            raise
+
+    def _count_unused(self, size_bytes: int, arrays: list[ByteArray]) -> None:
+        """Account for one array that left ``arrays``; lock held."""
+        self._free_bytes -= size_bytes
+        if not arrays:
+            del self._free[size_bytes]
 
     def _trim_free(self, limit_bytes: int) -> None:
         """Drop recycled arrays of other sizes until they fit; lock held."""
-        for size_bytes, arrays in self._free.items():
+        for size_bytes, arrays in list(self._free.items()):
             while arrays and self._free_bytes > limit_bytes:
                 arrays.pop()
-                self._free_bytes -= size_bytes
+                self._count_unused(size_bytes, arrays)
 
     def add_reference(self, buffer: Buffer) -> None:
         with self._lock:
@@ -132,7 +152,7 @@ class BufferPool:
             if buffer._refs:
                 return
             self._used_bytes -= buffer.size_bytes
-            self._free[buffer.size_bytes].append(buffer.array)
+            self._free.setdefault(buffer.size_bytes, []).append(buffer.array)
             self._free_bytes += buffer.size_bytes
 
     def check_integrity(self) -> None:

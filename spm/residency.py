@@ -5,7 +5,7 @@ it: ranks that disagree must never see different hit lengths.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from spm.keys import Rank
@@ -42,15 +42,14 @@ class ResidencyIndex:
         self._remote: OrderedDict[BlockKey, float] = OrderedDict()
         self._remote_partial: OrderedDict[BlockKey, int] = OrderedDict()
 
-    def note_host(self, rank: Rank, inserted: Iterable[BlockKey], evicted: Iterable[BlockKey]) -> None:
-        """One rank's report: what its host tier gained and lost, in that order."""
+    def note_host(self, rank: Rank, changes: Mapping[BlockKey, bool]) -> None:
+        """One rank's report: True for what its host tier gained, False for what it lost."""
         bit = 1 << rank
-        for key in inserted:
-            self._host[key] = self._host.get(key, 0) | bit
-        for key in evicted:
-            left = self._host.get(key, 0) & ~bit
-            if left:
-                self._host[key] = left
+        for key, present in changes.items():
+            mask = self._host.get(key, 0)
+            mask = mask | bit if present else mask & ~bit
+            if mask:
+                self._host[key] = mask
             else:
                 self._host.pop(key, None)
 
@@ -74,9 +73,10 @@ class ResidencyIndex:
         while len(self._remote) > self._max_remote_keys:
             self._remote.popitem(last=False)
 
-    def forget_remote(self, keys: Iterable[BlockKey]) -> None:
-        """These were asked for and not found (on at least one rank)."""
+    def forget(self, keys: Iterable[BlockKey]) -> None:
+        """These were asked for and not found on at least one rank, in any tier."""
         for key in keys:
+            self._host.pop(key, None)
             self._remote.pop(key, None)
             self._remote_partial.pop(key, None)
 
@@ -85,6 +85,12 @@ class ResidencyIndex:
         if self._host.get(key) == self._all_ranks:
             return Tier.HOST
         return Tier.REMOTE if self.remote_is_fresh(key) else None
+
+    def is_stored(self, key: BlockKey, tier: Tier) -> bool:
+        """Whether the block was ever confirmed in ``tier`` and not found missing since."""
+        if tier is Tier.HOST:
+            return self._host.get(key) == self._all_ranks
+        return key in self._remote
 
     def remote_is_fresh(self, key: BlockKey) -> bool:
         """Whether remote presence was confirmed less than ``remote_ttl_s`` ago."""

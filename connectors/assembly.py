@@ -1,0 +1,83 @@
+"""Builds the halves from vLLM's configuration: the only place that knows all parts."""
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from connectors.fingerprint import engine_fingerprint, require_shareable_hashes
+from connectors.groups import cache_geometry
+from connectors.scheduler.half import SchedulerHalf
+from connectors.scheduler.lookup import LookupService
+from connectors.stores.buffers import BufferPool
+from connectors.stores.factory import create_remote_store
+from connectors.worker.half import WorkerHalf, remote_breaker
+from spm.config import SpmConfig
+from spm.keys import Rank
+from spm.metrics import Counters
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+def build_scheduler_half(
+    config: SpmConfig,
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    counters: Counters,
+) -> SchedulerHalf:
+    """Raises :class:`spm.errors.ConfigError` or ``LayoutError``: better now than later."""
+    geometry = cache_geometry(vllm_config, kv_cache_config)
+    if config.remote is not None:
+        require_shareable_hashes(vllm_config)
+    _warn(vllm_config)
+    return SchedulerHalf(
+        config,
+        geometry,
+        vllm_config.parallel_config.world_size,
+        lambda layouts: engine_fingerprint(vllm_config, geometry, layouts),
+        _lookup_service(config, counters),
+        counters,
+    )
+
+
+def _lookup_service(config: SpmConfig, counters: Counters) -> LookupService | None:
+    remote = config.remote
+    if remote is None:
+        return None
+    store = create_remote_store(
+        remote.kind,
+        pool=BufferPool(1),  # existence queries carry no values
+        url=remote.url,
+        connect_timeout_s=min(remote.connect_timeout_s, config.lookup_deadline_s),
+        ttl_s=remote.ttl_s or None,
+    )
+    return LookupService(store, remote_breaker(config, time.monotonic), counters)
+
+
+def _warn(vllm_config: "VllmConfig") -> None:
+    """Settings of vLLM's that make the connector useless or harmful: said once, loudly."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_load_failure_policy != "recompute":
+        logger.error(
+            "kv_load_failure_policy=%r: a block the store lost will FAIL its request. "
+            'Set "kv_load_failure_policy": "recompute" in --kv-transfer-config.',
+            transfer.kv_load_failure_policy,
+        )
+    if not vllm_config.cache_config.enable_prefix_caching:
+        logger.error("prefix caching is off: no block is ever published, nothing will be saved")
+
+
+def build_worker_half(
+    config: SpmConfig,
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    counters: Counters,
+) -> WorkerHalf:
+    """One rank's half; starts nothing until the KV caches are registered."""
+    geometry = cache_geometry(vllm_config, kv_cache_config)
+    parallel = vllm_config.parallel_config
+    rank = Rank(parallel.rank % parallel.world_size)
+    return WorkerHalf(config, geometry, rank, kv_cache_config.num_blocks, counters)

@@ -1,0 +1,117 @@
+"""What the two halves tell each other, once a step. Plain data: it crosses processes."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from spm.keys import KeySpace, Rank
+from tracker.ids import BlockKey
+
+
+class LoadFailure(str, Enum):
+    """Why a block of a load did not arrive. Closed set: it is a metric label."""
+
+    MISSING = "missing"
+    """Asked for and not there: residency is corrected."""
+    CORRUPT = "corrupt"
+    """There, but not what was asked for; treated as not there."""
+    STORE = "store"
+    """The store could not answer."""
+    DEADLINE = "deadline"
+    SKIPPED = "skipped"
+    """An earlier block of the same prefix had already failed."""
+    CANCELLED = "cancelled"
+    """The request was aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """One stored block and its place in the GPU pool."""
+
+    key: BlockKey
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCommand:
+    """Fill these blocks, in prefix order. Always answered, whatever happens."""
+
+    job_id: int
+    request_id: str
+    moves: tuple[BlockMove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutHandshake(KVConnectorHandshakeMetadata):
+    """A worker's KV layout, sent once at start and folded into the fingerprint."""
+
+    rank: Rank
+    layout_digest: str
+    value_bytes: tuple[int, ...]
+    """Size of one stored value by group; 0 for a group without layers on this rank."""
+
+
+@dataclass(slots=True)
+class StepCommands(KVConnectorMetadata):
+    """Scheduler half to every worker half, once a step."""
+
+    key_space: KeySpace
+    has_forward: bool
+    """False: nothing is computed this step, the worker may wait briefly for I/O."""
+    loads: list[LoadCommand] = field(default_factory=list)
+    cancelled_jobs: list[int] = field(default_factory=list)
+    saves: list[BlockMove] = field(default_factory=list)
+    """Copied out of the GPU pool at the end of this very step, before any later step can
+    reuse the blocks: no pins are needed and an abort or preemption changes nothing."""
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """How one rank's part of a load ended."""
+
+    job_id: int
+    request_id: str
+    host_keys: list[BlockKey] = field(default_factory=list)
+    remote_keys: list[BlockKey] = field(default_factory=list)
+    failed: dict[BlockKey, LoadFailure] = field(default_factory=dict)
+    failed_block_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RankReport:
+    """One worker half to the scheduler half: what changed since the last report."""
+
+    rank: Rank
+    epoch: bytes
+    """Key space epoch the changes belong to; reports of an older epoch are dropped."""
+    host_changes: dict[BlockKey, bool] = field(default_factory=dict)
+    """Last known presence in this rank's host tier: True inserted, False evicted."""
+    remote_stored: list[BlockKey] = field(default_factory=list)
+    saves_done: list[BlockKey] = field(default_factory=list)
+    """Saves that ended, well or badly; every save command is answered exactly once."""
+    loads: list[LoadResult] = field(default_factory=list)
+
+    def is_empty(self) -> bool:
+        return not (
+            self.host_changes
+            or self.remote_stored
+            or self.saves_done
+            or self.loads
+        )
+
+
+@dataclass(slots=True)
+class WorkerReport(KVConnectorWorkerMetadata):
+    """Reports of all ranks of one step."""
+
+    ranks: list[RankReport]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
+        """Join two workers' reports (vLLM calls this on the scheduler's process)."""
+        assert isinstance(other, WorkerReport)
+        return WorkerReport([*self.ranks, *other.ranks])

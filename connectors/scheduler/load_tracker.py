@@ -1,0 +1,157 @@
+"""Loads in flight: from allocated blocks to every rank's answer. Scheduler thread only."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from connectors.groups import CacheGeometry
+from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
+from connectors.scheduler.hit_planner import Hit
+from connectors.scheduler.records import LoadJob, RequestRecord
+from spm.errors import IntegrityError
+from spm.events import BlocksConfirmed, BlocksMissing
+from spm.manager import SessionAwarePoolingManager
+from spm.metrics import Counters, Metric
+from spm.residency import Tier
+from tracker.ids import BlockKey, GroupId
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+logger = logging.getLogger(__name__)
+
+_GONE = (LoadFailure.MISSING, LoadFailure.CORRUPT)
+
+
+class LoadTracker:
+    """A job ends when all ranks have answered; vLLM itself waits for the same."""
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        manager: SessionAwarePoolingManager,
+        world_size: int,
+        counters: Counters,
+    ) -> None:
+        self._geometry = geometry
+        self._manager = manager
+        self._world_size = world_size
+        self._counters = counters
+        self._jobs: dict[int, LoadJob] = {}
+        self._last_job_id = 0
+        self._commands: list[LoadCommand] = []
+        self._cancelled: list[int] = []
+        # Token counts come from one group: a full-attention one if there is any.
+        self._counted = next(
+            (g for g in geometry.groups if g.window_tokens is None), geometry.groups[0]
+        )
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs)
+
+    def start(
+        self,
+        record: RequestRecord,
+        hit: Hit,
+        external_tokens: int,
+        blocks: Sequence[Sequence["KVCacheBlock"]],
+    ) -> None:
+        """Blocks were allocated for ``hit``: command the load with the next step."""
+        if external_tokens != hit.external_tokens:
+            hit = self._shorten(record, hit, external_tokens)
+        moves = [
+            (index * group.block_tokens, BlockMove(key, blocks[position][index].block_id))
+            for position, group in enumerate(self._geometry.groups)
+            for index, key in hit.keys[group.group].items()
+            if not blocks[position][index].is_null
+        ]
+        moves.sort(key=lambda move: move[0])  # prefix order, groups side by side
+        self._last_job_id += 1
+        request_id = record.request.request_id
+        counted = dict.fromkeys(hit.keys[self._counted.group].values())
+        self._jobs[self._last_job_id] = LoadJob(request_id, self._world_size, counted)
+        self._commands.append(
+            LoadCommand(self._last_job_id, request_id, tuple(move for _, move in moves))
+        )
+        record.job_id = self._last_job_id
+        tiers = [self._manager.residency.tier_of(key) or Tier.REMOTE for key in counted]
+        record.loaded_tokens = {
+            tier: tiers.count(tier) * self._counted.block_tokens for tier in set(tiers)
+        }
+
+    def _shorten(self, record: RequestRecord, hit: Hit, external_tokens: int) -> Hit:
+        """vLLM took another length than was offered; needed blocks follow from it."""
+        total = hit.local_tokens + external_tokens
+        keys: dict[GroupId, Mapping[int, BlockKey]] = {}
+        for group in self._geometry.groups:
+            first = hit.local_tokens // group.block_tokens
+            start = max(first, group.first_needed_block(total))
+            stop = total // group.block_tokens
+            found = self._geometry.keys_of(record.request, group, start, stop)
+            keys[group.group] = dict(enumerate(found, start))
+        return Hit(hit.local_tokens, total, keys)
+
+    def cancel(self, job_id: int) -> None:
+        """The request is gone; the load still has to be answered by every rank."""
+        if job_id in self._jobs:
+            self._cancelled.append(job_id)
+
+    def take_commands(self) -> tuple[list[LoadCommand], list[int]]:
+        """Loads to start and to cancel with this step."""
+        commands, cancelled = self._commands, self._cancelled
+        self._commands, self._cancelled = [], []
+        return commands, cancelled
+
+    def take_result(
+        self, result: LoadResult, records: Mapping[str, RequestRecord], *, stale: bool
+    ) -> None:
+        """One rank's answer. ``stale``: it says nothing about the current key space."""
+        job = self._jobs.get(result.job_id)
+        if job is None:
+            return
+        job.ranks_left -= 1
+        job.remote_keys.update(result.remote_keys)
+        if result.failed:
+            job.failed = True
+            job.counted_keys = self._kept(job, result.failed)
+        if not stale:
+            self._manager.handle(BlocksConfirmed(result.remote_keys))
+            gone = [key for key, why in result.failed.items() if why in _GONE]
+            self._manager.handle(BlocksMissing(gone))
+        if job.ranks_left == 0:
+            del self._jobs[result.job_id]
+            self._finish(result.job_id, job, records.get(job.request_id))
+
+    def _kept(
+        self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]
+    ) -> dict[BlockKey, None]:
+        """What vLLM keeps of a failed load: the blocks before the first that failed, or
+        nothing when there are several groups."""
+        kept: dict[BlockKey, None] = {}
+        if len(self._geometry.groups) > 1:
+            return kept
+        for key in job.counted_keys:
+            if key in failed:
+                break
+            kept[key] = None
+        return kept
+
+    def _finish(self, job_id: int, job: LoadJob, record: RequestRecord | None) -> None:
+        self._counters.add(Metric.LOADS, label="failed" if job.failed else "ok")
+        tokens = self._counted.block_tokens
+        remote = sum(key in job.remote_keys for key in job.counted_keys) * tokens
+        host = len(job.counted_keys) * tokens - remote
+        self._counters.add(Metric.LOADED_TOKENS, remote, Tier.REMOTE.value)
+        self._counters.add(Metric.LOADED_TOKENS, host, Tier.HOST.value)
+        if record is None or record.job_id != job_id:
+            return
+        record.job_id = None
+        record.external_refused |= job.failed
+        record.loaded_tokens = {Tier.REMOTE: remote, Tier.HOST: host}
+
+    def check_integrity(self, records: Mapping[str, RequestRecord]) -> None:
+        """Raise :class:`IntegrityError` if a request waits for a load nobody is doing."""
+        for record in records.values():
+            if record.job_id is not None and record.job_id not in self._jobs:
+                raise IntegrityError("a request waits for a load nobody is doing")

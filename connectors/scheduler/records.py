@@ -1,0 +1,52 @@
+"""What the scheduler half remembers of one request, from arrival to its end."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from connectors.scheduler.hit_planner import Hit
+from spm.residency import Tier
+from tracker.ids import BlockKey, SessionRef
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class PendingLookup:
+    """An existence query on its way; answers to any other ``number`` are stale."""
+
+    number: int
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Owned by the scheduler thread; created at arrival, dropped when vLLM says finished."""
+
+    request: "Request"
+    session: SessionRef | None
+    considered_blocks: list[int]
+    """By group: blocks below this index need no more thought about saving."""
+    lookup: PendingLookup | None = None
+    lookup_done: bool = False
+    """The remote store was asked once (or did not answer in time) for this request."""
+    hit: Hit | None = None
+    """Last plan given to vLLM, until blocks are allocated for it."""
+    job_id: int | None = None
+    """Load in flight; its result clears it."""
+    external_refused: bool = False
+    """A load failed: what is missing now is recomputed, never asked for again."""
+    gpu_tokens: int = 0
+    loaded_tokens: dict[Tier, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """A load in flight, waiting for one answer from every rank."""
+
+    request_id: str
+    ranks_left: int
+    counted_keys: dict[BlockKey, None]
+    """Keys of the group that token counts are taken from, in order."""
+    failed: bool = False
+    remote_keys: set[BlockKey] = field(default_factory=set)

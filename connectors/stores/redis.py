@@ -1,0 +1,254 @@
+"""Redis (or anything that speaks its protocol) as the remote tier."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from redis.exceptions import (
+    ClusterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
+from connectors.stores.buffers import Buffer, BufferPool
+from connectors.stores.redis_connections import Connections, options_of, redacted
+from connectors.stores.redis_parser import SinkParser
+from spm.errors import StoreError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+_CAPABILITIES = StoreCapabilities(remote=True, delete=True, touch=True, exact_ttl=True)
+_UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
+_DEFAULT_CONNECTIONS = 8
+
+Route = tuple[Connections, Sequence[int]]
+"""A server and the positions of the keys it holds."""
+
+
+class Servers(Protocol):
+    """Which server holds which key."""
+
+    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]: ...
+
+    def suspect(self) -> None:
+        """A server failed or redirected: the routes may have changed."""
+
+    def close(self) -> None: ...
+
+
+class SingleServer:
+    """All keys on one server."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
+        return [(self._connections, range(len(keys)))]
+
+    def suspect(self) -> None:
+        """Nothing to look up again."""
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+class RedisStore(KVStore):
+    """Values under their keys, one pipelined round trip a batch and server.
+
+    A server's error reply to one key (out of memory, moved, wrong type) is a miss or
+    False for that key. A server that cannot be used at all (down, loading, read-only,
+    access denied) raises ``StoreUnavailableError``. Any thread; at most
+    ``max_connections`` calls a server run at once, others wait within their deadline.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        pool: BufferPool,
+        *,
+        connect_timeout_s: float = 1.0,
+        ttl_s: int | None = None,
+        max_connections: int = _DEFAULT_CONNECTIONS,
+    ) -> None:
+        """Does not connect. ``url``: ``redis://``, ``rediss://``, ``unix://`` as redis-py
+        takes them, or ``redis+cluster://``, ``rediss+cluster://`` naming one node.
+        ``ttl_s``: seconds a value lives after it was written or touched; None or 0: for
+        ever. Raises ConfigError."""
+        self._place = redacted(url)
+        self._pool = pool
+        self._ttl = str(ttl_s).encode() if ttl_s else None
+        self._servers = _servers_of(url, connect_timeout_s, max_connections)
+        self._refusing_writes = False
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._place})"
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return _CAPABILITIES
+
+    def get_many(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
+        found: list[Buffer | None] = [None] * len(reads)
+
+        def work(parser: SinkParser, positions: Sequence[int]) -> None:
+            parser.send([b"".join(_encoded(b"GET", reads[at].key.encode()) for at in positions)])
+            for at in positions:
+                found[at] = self._read_value(parser, reads[at].size_bytes)
+
+        failure = self._visit([read.key for read in reads], deadline_s, work)
+        if failure is not None and not any(found):
+            raise failure
+        return found
+
+    def put_many(self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float) -> list[bool]:
+        stored = [False] * len(items)
+
+        def work(parser: SinkParser, positions: Sequence[int]) -> None:
+            parser.send(self._encoded_writes([items[at] for at in positions]))
+            refusal: ResponseError | None = None
+            for at in positions:
+                reply = self._checked(parser.read())
+                stored[at] = reply == b"OK"
+                refusal = reply if isinstance(reply, ResponseError) else refusal
+            self._note_refusal(refusal)
+
+        failure = self._visit([key for key, _ in items], deadline_s, work)
+        if failure is not None and not any(stored):
+            raise failure
+        return stored
+
+    def contains_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        return [count == 1 for count in self._count_each(keys, deadline_s, [(b"EXISTS", ())])]
+
+    def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
+        return sum(self._count_each(keys, deadline_s, [(b"UNLINK", ())]))
+
+    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        commands: list[tuple[bytes, tuple[bytes, ...]]] = [(b"TOUCH", ())]
+        if self._ttl is not None:
+            commands.append((b"EXPIRE", (self._ttl,)))
+        return [count == len(commands) for count in self._count_each(keys, deadline_s, commands)]
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def check_integrity(self) -> None:
+        """Connections are the only state; they are checked when lent."""
+
+    def _visit(
+        self,
+        keys: Sequence[StoreKey],
+        deadline_s: float,
+        work: Callable[[SinkParser, Sequence[int]], None],
+    ) -> StoreError | None:
+        """Do ``work`` with each server that holds some of ``keys``; the last failure."""
+        failure: StoreError | None = None
+        for connections, positions in self._servers.route(keys, deadline_s) if keys else ():
+            try:
+                with connections.lend(deadline_s) as parser:
+                    work(parser, positions)
+            except StoreError as error:
+                self._servers.suspect()
+                failure = error
+        return failure
+
+    def _count_each(
+        self,
+        keys: Sequence[StoreKey],
+        deadline_s: float,
+        commands: Sequence[tuple[bytes, tuple[bytes, ...]]],
+    ) -> list[int]:
+        """Sum, key by key, of the integer replies to ``commands``; 0 for error replies."""
+        counts = [0] * len(keys)
+        answered = 0
+
+        def work(parser: SinkParser, positions: Sequence[int]) -> None:
+            nonlocal answered
+            parser.send(
+                b"".join(_encoded(name, keys[at].encode(), *rest) for name, rest in commands)
+                for at in positions
+            )
+            for at in positions:
+                replies = [self._checked(parser.read()) for _ in commands]
+                counts[at] = sum(reply for reply in replies if isinstance(reply, int))
+                answered += 1
+
+        failure = self._visit(keys, deadline_s, work)
+        if failure is not None and not answered:
+            raise failure
+        return counts
+
+    def _read_value(self, parser: SinkParser, size_bytes: int) -> Buffer | None:
+        buffer: Buffer | None = None
+
+        def sink(length: int) -> memoryview | None:
+            nonlocal buffer
+            if length == size_bytes:
+                buffer = self._pool.acquire(size_bytes)
+            return buffer.view if buffer is not None else None
+
+        try:
+            self._checked(parser.read(sink))
+        except BaseException:
+            if buffer is not None:
+                buffer.release()
+            raise
+        return buffer
+
+    def _encoded_writes(
+        self, items: Sequence[tuple[StoreKey, Buffer]]
+    ) -> Iterator[bytes | memoryview]:
+        """SET commands; values are passed on as they are, only the words around them joined."""
+        head = b"*3\r\n$3\r\nSET\r\n" if self._ttl is None else b"*5\r\n$3\r\nSET\r\n"
+        tail = b"\r\n" if self._ttl is None else b"\r\n" + _bulk(b"EX") + _bulk(self._ttl)
+        pending = b""
+        for key, buffer in items:
+            yield b"%b%b%b$%d\r\n" % (pending, head, _bulk(key.encode()), buffer.size_bytes)
+            yield buffer.view
+            pending = tail
+        yield pending
+
+    def _checked(self, reply: object) -> object:
+        """The reply, unless it says that this server is of no use now."""
+        if isinstance(reply, ResponseError):
+            self._servers.suspect()
+            if isinstance(reply, _UNUSABLE_SERVER):
+                raise StoreUnavailableError(f"{self._place}: {reply}") from reply
+        return reply
+
+    def _note_refusal(self, refusal: ResponseError | None) -> None:
+        """One log line when the server begins to refuse writes, none while it goes on."""
+        if refusal is not None and not self._refusing_writes:
+            logger.warning("%s refuses writes: %s", self._place, refusal)
+        self._refusing_writes = refusal is not None
+
+
+def _servers_of(url: str, connect_timeout_s: float, max_connections: int) -> Servers:
+    scheme, separator, rest = url.partition("+cluster://")
+    if separator:
+        from connectors.stores.redis_cluster import ClusterServers
+
+        return ClusterServers(
+            f"{scheme}://{rest}",
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
+        )
+    options = options_of(url)
+    return SingleServer(
+        Connections(
+            options,
+            place=redacted(url),
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
+        )
+    )
+
+
+def _bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def _encoded(*words: bytes) -> bytes:
+    return b"*%d\r\n%b" % (len(words), b"".join(map(_bulk, words)))

@@ -1,0 +1,120 @@
+"""Which Redis Cluster node holds which key, as redis-py's cluster client knows it."""
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.exceptions import SlotNotCoveredError
+from redis.retry import Retry
+
+from connectors.stores.base import StoreKey
+from connectors.stores.redis_connections import (
+    Connections,
+    options_of,
+    redacted,
+    translated_errors,
+)
+from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
+
+_REFRESH_INTERVAL_S = 1.0
+
+
+class ClusterServers:
+    """Routes keys to the primaries; reads the topology on first use, lazily again later.
+
+    redis-py is used for the topology alone; values move over our own connections to each
+    node. After :meth:`suspect` the next call reads the topology again, at most once a
+    second. Keys in a slot nobody serves are left out of the routes. Any thread.
+    """
+
+    def __init__(self, url: str, *, connect_timeout_s: float, max_connections: int) -> None:
+        """``url``: ``redis://`` or ``rediss://`` naming one node. Raises ConfigError."""
+        self._url = url
+        self._place = redacted(url)
+        self._options = options_of(url)
+        if "path" in self._options or self._options.pop("db", 0):
+            raise ConfigError(f"{self._place}: a cluster has neither a socket path nor databases")
+        self._connect_timeout_s = connect_timeout_s
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._cluster: RedisCluster | None = None
+        self._nodes: dict[str, Connections] = {}
+        self._closed = False
+        self._suspected = False
+        self._next_refresh_s = 0.0
+        self._connect_to(self._place, {}).close()
+
+    def route(
+        self, keys: Sequence[StoreKey], deadline_s: float
+    ) -> list[tuple[Connections, Sequence[int]]]:
+        """Nodes with the positions of their keys. Raises StoreError if no node answers."""
+        if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise StoreTimeoutError(f"{self._place}: the topology was not known in time")
+        try:
+            with translated_errors(self._place):
+                cluster = self._current_topology(deadline_s)
+            positions: dict[str, list[int]] = {}
+            for position, key in enumerate(keys):
+                with suppress(SlotNotCoveredError):
+                    node = cluster.get_node_from_key(key)
+                    if node.name not in self._nodes:
+                        place = {"host": node.host, "port": node.port}
+                        self._nodes[node.name] = self._connect_to(node.name, place)
+                    positions.setdefault(node.name, []).append(position)
+            return [(self._nodes[name], held) for name, held in positions.items()]
+        finally:
+            self._lock.release()
+
+    def suspect(self) -> None:
+        """Read the topology again before the next call. Any thread."""
+        self._suspected = True
+
+    def close(self) -> None:
+        """Disconnect from every node. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for connections in self._nodes.values():
+                connections.close()
+            if self._cluster is not None:
+                self._cluster.close()
+
+    def _current_topology(self, deadline_s: float) -> RedisCluster:
+        """The cluster client, its slot map renewed if it is suspected; lock held."""
+        if self._closed:
+            raise StoreUnavailableError(f"{self._place}: the store is closed")
+        now_s = time.monotonic()
+        if self._cluster is None:
+            wait_s = min(self._connect_timeout_s, deadline_s - now_s)
+            if wait_s <= 0:
+                raise StoreTimeoutError(f"{self._place}: no time left to connect")
+            self._cluster = RedisCluster(
+                url=self._url,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                require_full_coverage=False,
+                socket_timeout=wait_s,
+                socket_connect_timeout=wait_s,
+            )
+        elif self._suspected and now_s >= self._next_refresh_s:
+            self._next_refresh_s = now_s + _REFRESH_INTERVAL_S
+            self._cluster.nodes_manager.initialize()
+            self._suspected = False
+            self._forget_absent_nodes(self._cluster)
+        return self._cluster
+
+    def _forget_absent_nodes(self, cluster: RedisCluster) -> None:
+        present = {node.name for node in cluster.get_nodes()}
+        for name in self._nodes.keys() - present:
+            self._nodes.pop(name).close()
+
+    def _connect_to(self, name: str, place: dict[str, Any]) -> Connections:
+        return Connections(
+            {**self._options, **place},
+            place=name,
+            connect_timeout_s=self._connect_timeout_s,
+            max_connections=self._max_connections,
+        )

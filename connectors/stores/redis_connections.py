@@ -1,0 +1,155 @@
+"""Connections to one Redis server, lent to one thread at a time under a deadline."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis import Connection
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, parse_url
+from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from connectors.stores.redis_parser import SinkParser, parser_of
+from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
+
+_READ_AHEAD_BYTES = 16 * 1024
+
+
+def redacted(url: str) -> str:
+    """``url`` without user, password and query; safe even if it is malformed."""
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    return f"{scheme}://..." if "@" in query else f"{scheme}://{place.rpartition('@')[2]}"
+
+
+def options_of(url: str) -> dict[str, Any]:
+    """Connection arguments in ``url``, as redis-py reads them. Raises ConfigError.
+
+    The cause is dropped on purpose: urllib quotes parts of the URL in its messages.
+    """
+    try:
+        return dict(parse_url(url))
+    except ValueError:
+        raise ConfigError(f"not a usable Redis URL: {redacted(url)}") from None
+
+
+@contextmanager
+def translated_errors(place: str) -> Iterator[None]:
+    """Turn redis-py's and the system's errors into ours."""
+    try:
+        yield
+    except (RedisTimeoutError, TimeoutError) as error:
+        raise StoreTimeoutError(f"{place}: {error}") from error
+    except (RedisError, RedisClusterException, OSError, UnicodeError) as error:
+        raise StoreUnavailableError(f"{place}: {error}") from error
+
+
+class Connections:
+    """Up to ``max_connections`` connections made from redis-py's connection arguments.
+
+    Connects on first use and again after any failure. Any thread; a forked child starts
+    with none of its parent's connections.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        *,
+        place: str,
+        connect_timeout_s: float,
+        max_connections: int,
+    ) -> None:
+        """``place`` names the server in errors. Raises ConfigError for unknown options."""
+        own = {"parser_class": SinkParser, "socket_read_size": _READ_AHEAD_BYTES, "protocol": 2}
+        self._options = {**options, **own, "retry": Retry(NoBackoff(), 0)}
+        self._class = self._options.pop("connection_class", Connection)
+        self._place = place
+        self._connect_timeout_s = connect_timeout_s
+        self._slots = threading.BoundedSemaphore(max_connections)
+        self._lock = threading.Lock()
+        self._idle: list[AbstractConnection] = []
+        self._pid = os.getpid()
+        self._closed = False
+        try:
+            self._idle.append(self._make())
+        except (TypeError, ValueError, RedisError):
+            raise ConfigError(f"unknown or wrong option in the URL of {place}") from None
+
+    @contextmanager
+    def lend(self, deadline_s: float) -> Iterator[SinkParser]:
+        """A connected parser with its deadline set. Whatever is raised inside closes the
+        connection, and redis-py's and the system's errors come out as ``StoreError``.
+
+        Waits for a free connection, and for the connection to be made, at most until the
+        deadline (``time.monotonic()``); resolving a host name is up to the system.
+        """
+        if not self._slots.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise StoreTimeoutError(f"{self._place}: every connection is busy")
+        try:
+            connection = self._take()
+            try:
+                with translated_errors(self._place):
+                    yield self._ready(connection, deadline_s)
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                self._give_back(connection)
+        finally:
+            self._slots.release()
+
+    def close(self) -> None:
+        """Disconnect; connections still lent are closed when they come back. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+    def _make(self) -> AbstractConnection:
+        connection: AbstractConnection = self._class(**self._options)
+        return connection
+
+    def _take(self) -> AbstractConnection:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailableError(f"{self._place}: the store is closed")
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._idle.clear()
+            return self._idle.pop() if self._idle else self._make()
+
+    def _give_back(self, connection: AbstractConnection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.disconnect()
+
+    def _ready(self, connection: AbstractConnection, deadline_s: float) -> SinkParser:
+        parser = parser_of(connection)
+        if parser.connected and _is_stale(parser):
+            connection.disconnect()
+        if not parser.connected:
+            wait_s = min(self._connect_timeout_s, deadline_s - time.monotonic())
+            if wait_s <= 0:
+                raise StoreTimeoutError(f"{self._place}: no time left to connect")
+            connection.socket_connect_timeout = wait_s
+            connection.socket_timeout = wait_s
+            parser.deadline_s = time.monotonic() + wait_s
+            connection.connect()
+        parser.deadline_s = deadline_s
+        return parser
+
+
+def _is_stale(parser: SinkParser) -> bool:
+    """Whether an idle connection was closed by the server or holds unexpected bytes."""
+    try:
+        return parser.can_read()
+    except (RedisError, OSError):
+        return True

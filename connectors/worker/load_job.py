@@ -1,0 +1,78 @@
+"""One load on one worker: which blocks arrived, and when it is over.
+
+The lock makes "give up" and "write into the GPU pool" exclusive: once a job is closed its
+blocks may belong to somebody else, and no late batch may touch them.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
+from spm.residency import Tier
+from tracker.ids import BlockKey
+
+
+class LoadJob:
+    """Shared by the worker's main thread and the load threads; guarded by ``lock``."""
+
+    def __init__(
+        self, command: LoadCommand, num_batches: int, started_s: float, deadline_s: float
+    ) -> None:
+        self.command = command
+        self.started_s = started_s
+        self.deadline_s = deadline_s
+        self.lock = threading.Lock()
+        self._batches_left = num_batches
+        self._outcome: dict[BlockKey, Tier | LoadFailure] = {}
+        self._closed = False
+        self._broken = False
+
+    @property
+    def closed(self) -> bool:
+        """Nothing may be written for this job any more."""
+        return self._closed
+
+    @property
+    def broken(self) -> bool:
+        """An earlier block failed: what lies behind it in the prefix is of no use."""
+        return self._broken
+
+    def write(self, copy: Callable[[], None], arrived: dict[BlockKey, Tier]) -> bool:
+        """Run ``copy`` unless the job is closed; record what arrived. Load threads."""
+        with self.lock:
+            if self._closed:
+                return False
+            copy()
+            self._outcome.update(arrived)
+            return True
+
+    def fail(self, moves: Sequence[BlockMove], reason: LoadFailure) -> None:
+        """These did not arrive. Load threads."""
+        with self.lock:
+            self._broken = True
+            for move in moves:
+                self._outcome.setdefault(move.key, reason)
+
+    def batch_done(self) -> bool:
+        """One batch less; True for the last one of a job that is still open."""
+        with self.lock:
+            self._batches_left -= 1
+            return self._batches_left == 0 and not self._closed
+
+    def close(self, reason: LoadFailure) -> LoadResult:
+        """End the job; blocks without an outcome failed for ``reason``. Idempotent in
+        effect: only the caller that removes the job from the table reports it."""
+        with self.lock:
+            self._closed = True
+            result = LoadResult(self.command.job_id, self.command.request_id)
+            for move in self.command.moves:
+                outcome = self._outcome.get(move.key, reason)
+                if outcome is Tier.HOST:
+                    result.host_keys.append(move.key)
+                elif outcome is Tier.REMOTE:
+                    result.remote_keys.append(move.key)
+                else:
+                    assert isinstance(outcome, LoadFailure)
+                    result.failed[move.key] = outcome
+                    result.failed_block_ids.append(move.block_id)
+            return result

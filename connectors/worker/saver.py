@@ -1,0 +1,204 @@
+"""Stores copies of blocks in the background: host tier first, then the remote store.
+
+The main thread copies blocks out at the end of a step (they cannot change before it
+returns). One thread adds headers and writes. Every block is answered exactly once, so
+the scheduler half knows how many bytes are still on their way.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from connectors.metadata import BlockMove
+from connectors.stores.base import StoreKey
+from connectors.stores.buffers import Buffer, BufferPool
+from connectors.stores.tiered import TieredStore
+from connectors.worker.block_mover import BlockMover, Place
+from connectors.worker.values import ValueCodec, payload_of
+from spm.config import SpmConfig
+from spm.errors import IntegrityError, StoreError
+from spm.keys import KeySpace
+from spm.metrics import Counters, Metric
+from spm.residency import Tier
+from spm.value_format import write_header
+from tracker.ids import BlockKey, GroupId, split_block_key
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Value:
+    key: BlockKey
+    name: StoreKey
+    buffer: Buffer
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Values whose copies out of KV memory have been started."""
+
+    values: list[_Value]
+    tickets: list[object]
+    key_space: KeySpace
+
+
+class SaveListener:
+    """What the saver reports, from its thread; the worker half implements it."""
+
+    def host_stored(self, keys: Sequence[BlockKey]) -> None:
+        """In the host tier now."""
+
+    def remote_stored(self, keys: Sequence[BlockKey]) -> None:
+        """Acknowledged by the remote store."""
+
+    def save_done(self, keys: Sequence[BlockKey]) -> None:
+        """Finished with, well or badly."""
+
+
+class Saver:
+    """``save`` belongs to the worker's main thread."""
+
+    def __init__(
+        self,
+        stores: TieredStore,
+        pool: BufferPool,
+        mover: BlockMover,
+        codec: ValueCodec,
+        config: SpmConfig,
+        counters: Counters,
+        listener: SaveListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stores = stores
+        self._pool = pool
+        self._mover = mover
+        self._codec = codec
+        self._config = config
+        self._counters = counters
+        self._listener = listener
+        self._clock = clock
+        self._gathered: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
+        self._open = 0
+        self._open_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="spm-save", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether values are on their way."""
+        return self._open > 0
+
+    def save(self, moves: Sequence[BlockMove], key_space: KeySpace) -> None:
+        """Copy blocks out now; storing happens later. Blocks without a buffer are skipped."""
+        values: list[_Value] = []
+        skipped: list[BlockKey] = []
+        places: defaultdict[GroupId, list[Place]] = defaultdict(list)
+        for move in moves:
+            buffer = self._pool.acquire(self._codec.value_bytes(move.key))
+            if buffer is None:
+                skipped.append(move.key)
+                continue
+            name = self._codec.store_key(move.key, key_space)
+            values.append(_Value(move.key, name, buffer))
+            places[split_block_key(move.key)[1]].append((move.block_id, payload_of(buffer)))
+        if skipped:
+            self._counters.add(Metric.SAVES_SKIPPED, len(skipped), "no_buffer")
+            self._listener.save_done(skipped)
+        if not values:
+            return
+        tickets = [
+            self._mover.gather(self._codec.layouts[group], group_places)
+            for group, group_places in places.items()
+        ]
+        self._count_open(len(values))
+        self._gathered.put(_Gathered(values, tickets, key_space))
+
+    def _count_open(self, change: int) -> None:
+        with self._open_lock:
+            self._open += change
+
+    # --- save thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Host tier as soon as possible; remote batches whenever nothing newer waits."""
+        remote: deque[_Value] = deque()
+        running = True
+        while running or remote:
+            if remote and self._gathered.empty():
+                self._guard(self._write_remote, self._next_batch(remote))
+                continue
+            item = self._gathered.get()
+            if item is None:
+                running = False
+                continue
+            self._guard(lambda values, item=item: self._finish(item), item.values)
+            remote.extend(item.values)
+
+    def _guard(self, work: Callable[[list[_Value]], None], values: list[_Value]) -> None:
+        try:
+            work(values)
+        except Exception:  # thread boundary: these blocks are not stored, the thread lives on
+            logger.exception("unexpected error in a save; the blocks are not stored")
+            self._counters.add(Metric.INTERNAL_ERRORS, label="saver")
+
+    def _finish(self, item: _Gathered) -> None:
+        for ticket in item.tickets:
+            self._mover.finish_gather(ticket)
+        for value in item.values:
+            write_header(value.buffer.view, self._codec.identity(value.key, item.key_space))
+            value.buffer.verified = True
+        stored = self._stores.put_host([(value.name, value.buffer) for value in item.values])
+        kept = [value for value, ok in zip(item.values, stored, strict=True) if ok]
+        self._count_saved(Tier.HOST, kept)
+        self._listener.host_stored([value.key for value in kept])
+
+    def _next_batch(self, remote: deque[_Value]) -> list[_Value]:
+        batch, size = [remote.popleft()], 0
+        size = batch[0].buffer.size_bytes
+        while remote and size + remote[0].buffer.size_bytes <= self._config.batch_bytes:
+            size += remote[0].buffer.size_bytes
+            batch.append(remote.popleft())
+        return batch
+
+    def _write_remote(self, batch: list[_Value]) -> None:
+        try:
+            if not self._stores.has_remote:
+                return
+            # A value that was never finished has no header; storing it would be a lie.
+            items = [(v.name, v.buffer) for v in batch if v.buffer.verified]
+            deadline_s = self._clock() + self._config.save_deadline_s
+            stored = self._stores.put_remote(items, deadline_s)
+            named = {name for (name, _), ok in zip(items, stored, strict=True) if ok}
+            kept = [value for value in batch if value.name in named]
+            self._count_saved(Tier.REMOTE, kept)
+            self._counters.add(Metric.SAVES_SKIPPED, len(batch) - len(kept), "remote")
+            self._listener.remote_stored([value.key for value in kept])
+        except StoreError as error:
+            logger.info("%d blocks were not stored: %s", len(batch), error)
+            self._counters.add(Metric.SAVES_SKIPPED, len(batch), "remote")
+        finally:
+            self._listener.save_done([value.key for value in batch])
+            for value in batch:
+                value.buffer.release()
+            self._count_open(-len(batch))
+
+    def _count_saved(self, tier: Tier, values: Sequence[_Value]) -> None:
+        self._counters.add(Metric.SAVED_BLOCKS, len(values), tier.value)
+        size = sum(value.buffer.size_bytes for value in values)
+        self._counters.add(Metric.SAVED_BYTES, size, tier.value)
+
+    def close(self) -> None:
+        """Write what was copied, then stop the thread."""
+        self._gathered.put(None)
+        self._thread.join()
+
+    def check_integrity(self, *, idle: bool) -> None:
+        """Raise :class:`IntegrityError` if the thread died or, idle, values are left over."""
+        if not self._thread.is_alive():
+            raise IntegrityError("the save thread ended")
+        if idle and self._open:
+            raise IntegrityError(f"idle, but {self._open} values are not stored")

@@ -1,0 +1,96 @@
+"""The session-aware pooling manager: sessions, their keys, and where those keys are.
+
+Owned by the scheduler thread, synchronous, no I/O. Events go in through one door; the
+connector reads ``residency`` to plan and ``tracker`` to answer questions.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from spm.config import SpmConfig
+from spm.events import (
+    BlocksAssociated,
+    BlocksConfirmed,
+    BlocksMissing,
+    BlocksStored,
+    CacheReset,
+    HostChanged,
+    LifecycleEvent,
+    SessionEnded,
+    SessionOpened,
+)
+from spm.metrics import Counters, Metric
+from spm.residency import ResidencyIndex
+from tracker.ids import SessionRef
+from tracker.session_key_tracker import SessionKeyTracker, TrackOutcome
+from tracker.ttl_wheel import TtlWheel
+
+logger = logging.getLogger(__name__)
+
+_ORPHANS_PER_TICK = 4096
+"""Orphaned keys let go of in one step, so that a mass expiry cannot stall the scheduler."""
+
+
+class SessionAwarePoolingManager:
+    """One engine's sessions and residency."""
+
+    def __init__(
+        self,
+        config: SpmConfig,
+        world_size: int,
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session_ttl_s = config.session_ttl_s
+        self._counters = counters
+        self.tracker = SessionKeyTracker(config.max_sessions, config.max_keys, clock)
+        self.residency = ResidencyIndex(
+            world_size, config.max_keys, config.residency_ttl_s, clock
+        )
+        self._wheel: TtlWheel[SessionRef] = TtlWheel(clock)
+
+    def handle(self, event: LifecycleEvent) -> None:
+        """Apply one event. Idempotent; never raises for a session or key it does not know."""
+        match event:
+            case SessionOpened(ref, parent):
+                self._note(self.tracker.open(ref, parent))
+                self._wheel.register(ref, self._session_ttl_s)
+            case BlocksAssociated(ref, keys):
+                for group, blocks in keys.items():
+                    self._note(self.tracker.associate(ref, group, 0, blocks))
+                self._wheel.register(ref, self._session_ttl_s)
+            case SessionEnded(ref, tree):
+                ended = self.tracker.free_session_tree(ref) if tree else [ref]
+                for one in ended:
+                    self.tracker.free_session(one)
+                    self._wheel.remove(one)
+            case HostChanged(rank, changes):
+                self.residency.note_host(rank, changes)
+            case BlocksStored(rank, stored):
+                self.residency.note_remote_stored(rank, stored)
+            case BlocksConfirmed(confirmed):
+                self.residency.confirm_remote(confirmed)
+            case BlocksMissing(missing):
+                self.residency.forget(missing)
+            case CacheReset():
+                self.residency.clear()
+
+    def tick(self) -> None:
+        """Once a scheduler step: expire sessions, let go of keys nobody has any more."""
+        for ref in self._wheel.advance():
+            if self.tracker.free_session(ref):
+                self._counters.add(Metric.FORGOTTEN, label="expired")
+        self.tracker.take_orphans(_ORPHANS_PER_TICK)
+
+    def _note(self, outcome: TrackOutcome) -> None:
+        """Sessions forgotten for a bound lose their deadline too."""
+        for ref in outcome.forgotten:
+            self._wheel.remove(ref)
+            self._counters.add(Metric.FORGOTTEN, label="bound")
+
+    def check_integrity(self) -> None:
+        """Raise :class:`spm.errors.IntegrityError` if tracker, wheel or residency are off."""
+        self.tracker.check_integrity()
+        self.residency.check_integrity()
+        self._wheel.check_integrity()

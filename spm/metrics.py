@@ -1,0 +1,122 @@
+"""Every number we expose: name, meaning and, where there is one, a closed set of labels."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """``label`` values outside ``values`` are a programming error, never user text."""
+
+    name: str
+    doc: str
+    gauge: bool = False
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+
+
+_TIERS = ("host", "remote")
+
+
+class Metric(Enum):
+    """The catalogue. Counters get Prometheus' ``_total`` suffix."""
+
+    LOADED_TOKENS = MetricSpec(
+        "spm:loaded_tokens",
+        "Prompt tokens loaded instead of computed.",
+        label="tier",
+        values=_TIERS,
+    )
+    LOADED_BLOCKS = MetricSpec(
+        "spm:loaded_blocks", "Blocks loaded by workers.", label="tier", values=_TIERS
+    )
+    LOADED_BYTES = MetricSpec(
+        "spm:loaded_bytes", "Bytes loaded by workers.", label="tier", values=_TIERS
+    )
+    LOADS = MetricSpec(
+        "spm:loads", "Loads of requests.", label="outcome", values=("ok", "failed")
+    )
+    LOAD_SECONDS = MetricSpec(
+        "spm:load_seconds", "Seconds from command to completion of loads, summed over ranks."
+    )
+    LOAD_FAILED_BLOCKS = MetricSpec(
+        "spm:load_failed_blocks",
+        "Blocks that did not arrive.",
+        label="reason",
+        values=("missing", "corrupt", "store", "deadline", "skipped", "cancelled"),
+    )
+    SAVED_BLOCKS = MetricSpec(
+        "spm:saved_blocks", "Blocks stored by workers.", label="tier", values=_TIERS
+    )
+    SAVED_BYTES = MetricSpec(
+        "spm:saved_bytes", "Bytes stored by workers.", label="tier", values=_TIERS
+    )
+    SAVES_SKIPPED = MetricSpec(
+        "spm:saves_skipped_blocks",
+        "Blocks not stored.",
+        label="reason",
+        values=("queue_full", "evicted", "no_buffer", "remote", "host"),
+    )
+    LOOKUPS = MetricSpec(
+        "spm:lookups",
+        "Existence queries.",
+        label="outcome",
+        values=("answered", "late", "failed", "refused"),
+    )
+    HINTS_MALFORMED = MetricSpec(
+        "spm:hints_malformed", "Requests whose session identity was unusable."
+    )
+    FORGOTTEN = MetricSpec(
+        "spm:sessions_forgotten", "Sessions forgotten.", label="reason", values=("expired", "bound")
+    )
+    INTERNAL_ERRORS = MetricSpec(
+        "spm:internal_errors",
+        "Unexpected exceptions caught at a thread boundary.",
+        label="where",
+        values=("loader", "saver", "lookup"),
+    )
+    SESSIONS = MetricSpec("spm:sessions", "Sessions tracked.", gauge=True)
+    SESSION_KEYS = MetricSpec("spm:session_keys", "Block keys of sessions.", gauge=True)
+    HOST_BLOCKS = MetricSpec("spm:host_blocks", "Blocks known in the host tier.", gauge=True)
+    REMOTE_BLOCKS = MetricSpec(
+        "spm:remote_known_blocks", "Blocks remembered to be in the remote store.", gauge=True
+    )
+    REQUESTS = MetricSpec("spm:requests", "Requests with a record.", gauge=True)
+    LOADS_IN_FLIGHT = MetricSpec("spm:loads_in_flight", "Loads in flight.", gauge=True)
+
+    @property
+    def spec(self) -> MetricSpec:
+        """Name, meaning and labels."""
+        return self.value
+
+
+Key = str
+"""``METRIC_NAME|label``: what crosses processes."""
+
+
+def metric_key(metric: Metric, label: str = "") -> Key:
+    """The wire form of one labelled metric."""
+    return f"{metric.spec.name}|{label}"
+
+
+class Counters:
+    """Thread-safe accumulator, drained into vLLM's stats once a step."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[Key, float] = {}
+
+    def add(self, metric: Metric, amount: float = 1, label: str = "") -> None:
+        """Add to a counter. Any thread."""
+        assert label in metric.spec.values, f"{metric.spec.name} has no label {label!r}"
+        key = metric_key(metric, label)
+        with self._lock:
+            self._values[key] = self._values.get(key, 0) + amount
+
+    def drain(self) -> Mapping[Key, float]:
+        """What was added since the last drain."""
+        with self._lock:
+            values, self._values = self._values, {}
+            return values

@@ -58,7 +58,7 @@ def _exclusive(lock_path: Path) -> Iterator[None]:
 
 def _build(target: Path) -> None:
     started = time.monotonic()
-    print(f"Building {MODEL_NAME} in {target.parent} (once, about half a minute) ...", file=sys.stderr)
+    _progress(f"Building {MODEL_NAME} in {target.parent} (once, about half a minute) ...")
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _run_builder(scratch)
@@ -66,7 +66,12 @@ def _build(target: Path) -> None:
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(f"Built {MODEL_NAME} in {time.monotonic() - started:.0f} s.", file=sys.stderr)
+    _progress(f"Built {MODEL_NAME} in {time.monotonic() - started:.0f} s.")
+
+
+def _progress(line: str) -> None:
+    """To standard error: standard output is for the path alone."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _run_builder(out_dir: Path) -> None:

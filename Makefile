@@ -1,0 +1,50 @@
+# make demo   install what is needed, then run the main job on a real model
+# make test   install what is needed, then lint, types and all tests
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+LOCK   := requirements/cpu-dev.lock
+# Extra arguments for pytest, as in: make test PYTEST_ARGS="-m 'not e2e'"
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := test
+.PHONY: demo test lint format bench install system clean
+
+demo: install
+	$(BIN)/spm demo
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/resume_ttft.py --quick
+
+install: system $(VENV)/.project-stamp
+
+system:
+	@scripts/system-packages.sh $(PYTHON)
+
+# `import torch, vllm` catches a wrong torch build here rather than in the first test.
+$(VENV)/.lock-stamp: $(LOCK) | system
+	@echo "Installing $(LOCK) into $(VENV) (a few minutes the first time) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --no-compile --no-deps -r $(LOCK)
+	@$(BIN)/python -c "import torch, vllm" 2>/dev/null || \
+		{ echo "error: vLLM does not import; is torch a CPU build? See $(LOCK)" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.project-stamp: pyproject.toml $(VENV)/.lock-stamp
+	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,225 @@
+"""Sessions, the blocks they are made of, and who else uses the same blocks."""
+
+import enum
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tracker.errors import IntegrityError
+from tracker.ids import BlockKey, GroupId, SessionRef
+from tracker.key_index import KeyIndex, KeyState
+from tracker.session_record import SessionRecord
+from tracker.session_tree import SessionTree
+
+
+class Refusal(enum.Enum):
+    """Why a call was not carried out in full."""
+
+    CYCLE = "cycle"
+    """The parent is the session itself or one of its descendants."""
+    OTHER_TENANT = "other_tenant"
+    """The parent belongs to another tenant."""
+    NEGATIVE_INDEX = "negative_index"
+    """The first logical block index is below zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackOutcome:
+    """What a call cost besides doing what it says."""
+
+    forgotten: tuple[SessionRef, ...] = ()
+    """Idle sessions given up to stay within a bound, in that order."""
+    dropped_keys: int = 0
+    """Keys dropped, or never taken, to stay within ``max_keys``."""
+    refused: Refusal | None = None
+
+
+class SessionKeyTracker:
+    """Session <-> ordered blocks <-> block keys, with one reference per session and key.
+
+    Bounded by forgetting, never by failing: orphans go first, then the session idle
+    longest, then the tail of the session being associated. All methods belong to one
+    thread and raise nothing but what they name; all are idempotent.
+    """
+
+    __slots__ = ("_clock", "_index", "_max_keys", "_max_sessions", "_sessions", "_tree")
+
+    def __init__(self, max_sessions: int, max_keys: int, clock: Callable[[], float]) -> None:
+        """``clock`` returns monotonic seconds.
+
+        Raises ValueError when a session and its parent, or one key, would not fit.
+        """
+        if max_sessions < 2 or max_keys < 1:
+            raise ValueError(f"bounds too small: {max_sessions} sessions, {max_keys} keys")
+        self._max_sessions = max_sessions
+        self._max_keys = max_keys
+        self._clock = clock
+        self._sessions: OrderedDict[SessionRef, SessionRecord] = OrderedDict()  # idle longest first
+        self._index = KeyIndex()
+        self._tree = SessionTree()
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._sessions)
+
+    @property
+    def num_keys(self) -> int:
+        """Known keys, orphans included."""
+        return len(self._index)
+
+    @property
+    def num_references(self) -> int:
+        """Distinct pairs of a session and a key it holds."""
+        return self._index.num_references
+
+    def open(self, ref: SessionRef, parent: SessionRef | None = None) -> TrackOutcome:
+        """Open ``ref`` or refresh its activity, and attach it to ``parent`` if one is given.
+
+        The parent is opened or refreshed too: it waits for this child. A refused parent
+        is left alone; the session itself is opened and keeps the parent it had.
+        """
+        refused = self._link(ref, parent) if parent is not None else None
+        forgotten: list[SessionRef] = []
+        # A known session first becomes the newest, or its own parent could displace it.
+        self.touch(ref)
+        if parent is not None and refused is None:
+            self._activate(parent, forgotten)
+        self._activate(ref, forgotten)
+        return TrackOutcome(tuple(forgotten), refused=refused)
+
+    def touch(self, ref: SessionRef) -> bool:
+        """Refresh the activity of ``ref``; False when it is not open. O(1)."""
+        session = self._sessions.get(ref)
+        if session is None:
+            return False
+        session.last_active_s = self._clock()
+        self._sessions.move_to_end(ref)
+        return True
+
+    def associate(
+        self, ref: SessionRef, group: GroupId, start_index: int, keys: Sequence[BlockKey]
+    ) -> TrackOutcome:
+        """Set the logical blocks of ``ref`` from ``start_index`` on, opening it if needed.
+
+        A different key at an index supersedes the old one; blocks after ``keys`` stay.
+        Indexes from ``max_keys`` on are not taken: no session could hold them all.
+        """
+        if start_index < 0:
+            return TrackOutcome(refused=Refusal.NEGATIVE_INDEX)
+        forgotten: list[SessionRef] = []
+        session = self._activate(ref, forgotten)
+        fitting = keys[: max(self._max_keys - start_index, 0)]
+        dropped = len(keys) - len(fitting)
+        if fitting:
+            session.place(group, start_index, fitting)
+        dropped += self._enforce_max_keys(session, forgotten)
+        return TrackOutcome(tuple(forgotten), dropped)
+
+    def truncate(self, ref: SessionRef, group: GroupId, length: int) -> int:
+        """Drop the blocks of ``group`` from index ``length`` on; returns how many that were.
+
+        Not an activity of the session.
+        """
+        session = self._sessions.get(ref)
+        return 0 if session is None else session.cut(group, max(length, 0))
+
+    def free_session(self, ref: SessionRef) -> bool:
+        """Close ``ref``; its children become roots. False when it was not open."""
+        session = self._sessions.pop(ref, None)
+        if session is None:
+            return False
+        session.clear()
+        self._tree.remove(ref)
+        return True
+
+    def free_session_tree(self, ref: SessionRef) -> list[SessionRef]:
+        """Close ``ref`` and its descendants; returns those closed, children first."""
+        return [node for node in self._tree.subtree(ref) if self.free_session(node)]
+
+    def take_orphans(self, limit: int) -> list[BlockKey]:
+        """Forget and return up to ``limit`` orphans: first come first, a session's tail first."""
+        return self._index.take_orphans(limit)
+
+    def sessions_of(self, key: BlockKey) -> frozenset[SessionRef]:
+        """The sessions that hold ``key``; empty for an orphan or an unknown key."""
+        return self._index.sessions_of(key)
+
+    def state_of(self, key: BlockKey) -> KeyState | None:
+        """The state of ``key``; None when it is unknown."""
+        return self._index.state_of(key)
+
+    def blocks(self, ref: SessionRef, group: GroupId) -> Sequence[BlockKey | None]:
+        """A copy of the blocks by logical index, None for an index never associated."""
+        session = self._sessions.get(ref)
+        return () if session is None else tuple(session.blocks(group))
+
+    def keys_of(self, ref: SessionRef, group: GroupId | None = None) -> list[BlockKey]:
+        """The distinct keys of one group or all, group by group in logical order."""
+        session = self._sessions.get(ref)
+        return [] if session is None else session.keys(group)
+
+    def parent_of(self, ref: SessionRef) -> SessionRef | None:
+        """The parent, or None for a root or an unknown session."""
+        return self._tree.parent_of(ref)
+
+    def children_of(self, ref: SessionRef) -> tuple[SessionRef, ...]:
+        """Direct children, oldest link first."""
+        return self._tree.children_of(ref)
+
+    def idle_since_s(self, ref: SessionRef) -> float | None:
+        """Clock reading in seconds of the last activity; None when ``ref`` is not open."""
+        session = self._sessions.get(ref)
+        return None if session is None else session.last_active_s
+
+    def check_integrity(self) -> None:
+        """Re-derive the index, states and counts from the sessions. O(references).
+
+        Raises IntegrityError at the first contradiction.
+        """
+        holders: dict[BlockKey, set[SessionRef]] = {}
+        last_active_s = float("-inf")
+        for ref, session in self._sessions.items():
+            for key in session.derive_keys():
+                holders.setdefault(key, set()).add(ref)
+            if session.ref != ref or session.last_active_s < last_active_s:
+                raise IntegrityError("the sessions are not in the order of their activity")
+            last_active_s = session.last_active_s
+        self._index.check_integrity(holders)
+        self._tree.check_integrity()
+        for ref in self._tree.linked():
+            parent = self._tree.parent_of(ref)
+            if ref not in self._sessions or (parent and parent.tenant != ref.tenant):
+                raise IntegrityError("a link leads to a closed session or another tenant")
+        if self.num_sessions > self._max_sessions or self.num_keys > self._max_keys:
+            raise IntegrityError(f"over a bound: {self.num_sessions=} {self.num_keys=}")
+
+    def _link(self, ref: SessionRef, parent: SessionRef) -> Refusal | None:
+        if parent.tenant != ref.tenant:
+            return Refusal.OTHER_TENANT
+        return None if self._tree.set_parent(ref, parent) else Refusal.CYCLE
+
+    def _activate(self, ref: SessionRef, forgotten: list[SessionRef]) -> SessionRecord:
+        if not self.touch(ref):
+            if len(self._sessions) >= self._max_sessions:
+                self._forget(next(iter(self._sessions)), forgotten)
+            self._sessions[ref] = SessionRecord(ref, self._index, self._clock())
+        return self._sessions[ref]
+
+    def _forget(self, ref: SessionRef, forgotten: list[SessionRef]) -> None:
+        self.free_session(ref)
+        forgotten.append(ref)
+
+    def _enforce_max_keys(self, session: SessionRecord, forgotten: list[SessionRef]) -> int:
+        dropped = 0
+        while (excess := len(self._index) - self._max_keys) > 0:
+            orphans = self._index.take_orphans(excess)
+            dropped += len(orphans)
+            if orphans:
+                continue
+            oldest = next(iter(self._sessions))
+            if oldest != session.ref:
+                self._forget(oldest, forgotten)
+                continue
+            session.cut_last()
+        return dropped

@@ -9,19 +9,12 @@ missing key; it raises :class:`spm.errors.StoreError` when it cannot answer at a
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from connectors.stores.buffers import Buffer
 from spm.keys import StoreKey
+from spm.residency import Tier
 
 __all__ = ["KVStore", "ReadRequest", "StoreCapabilities", "StoreKey", "Tier"]
-
-
-class Tier(Enum):
-    """Where a stored value lives, seen from the worker."""
-
-    HOST = "host"
-    REMOTE = "remote"
 
 
 @dataclass(frozen=True, slots=True)

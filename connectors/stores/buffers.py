@@ -63,8 +63,8 @@ class Buffer:
 class BufferPool:
     """Bounded pool of :class:`Buffer`, recycled by exact size. Thread-safe.
 
-    ``reclaim`` (set by the memory store) is asked, without the pool's lock held, to give
-    references back when the bound is reached; it returns whether it freed anything.
+    Memory stores register a ``reclaim``: when the bound is reached they are asked in turn,
+    without the pool's lock held, to give references back.
     """
 
     def __init__(self, capacity_bytes: int, allocate: Allocator = allocate_pageable) -> None:
@@ -74,7 +74,7 @@ class BufferPool:
         self._free: dict[int, list[ByteArray]] = {}
         self._free_bytes = 0
         self._used_bytes = 0
-        self._reclaim: Callable[[int], bool] | None = None
+        self._reclaims: list[Callable[[int], bool]] = []
 
     @property
     def capacity_bytes(self) -> int:
@@ -85,9 +85,10 @@ class BufferPool:
         """Bytes in buffers somebody holds a reference to."""
         return self._used_bytes
 
-    def set_reclaim(self, reclaim: Callable[[int], bool]) -> None:
-        """Register who gives memory back under pressure: ``reclaim(size_bytes) -> bool``."""
-        self._reclaim = reclaim
+    def add_reclaim(self, reclaim: Callable[[int], bool]) -> None:
+        """Register who gives memory back under pressure: ``reclaim(size_bytes)`` frees
+        enough for that many bytes and returns True, or frees nothing and returns False."""
+        self._reclaims.append(reclaim)
 
     def acquire(self, size_bytes: int) -> Buffer | None:
         """A buffer of exactly ``size_bytes`` with one reference, or ``None`` if all
@@ -102,7 +103,7 @@ class BufferPool:
                 return None
             if array is not None:
                 return Buffer(self, array)
-            if self._reclaim is None or not self._reclaim(size_bytes):
+            if not any(reclaim(size_bytes) for reclaim in self._reclaims):
                 return None
 
     def _take(self, size_bytes: int) -> ByteArray | None:

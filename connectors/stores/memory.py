@@ -15,7 +15,7 @@ class MemoryStore(KVStore):
     """Keeps up to ``capacity_bytes`` of buffers, each by one reference; copies nothing.
 
     It never blocks, so deadlines do not matter to it, and it never raises ``StoreError``.
-    It becomes the pool's ``reclaim``: when the pool is full, the least recently used
+    It registers as a ``reclaim`` of the pool: when that is full, the least recently used
     values that nobody else references are given back.
 
     ``on_evict(key)`` is called, without a lock held, on the thread that caused the
@@ -39,7 +39,7 @@ class MemoryStore(KVStore):
         self._entries: OrderedDict[StoreKey, Buffer] = OrderedDict()
         self._bytes = 0
         self._closed = False
-        pool.set_reclaim(self._reclaim)
+        pool.add_reclaim(self._reclaim)
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -96,6 +96,12 @@ class MemoryStore(KVStore):
                 raise IntegrityError(f"memory store counts {self._bytes} bytes, holds {counted}")
             if counted > self._capacity_bytes:
                 raise IntegrityError(f"{counted} bytes held, {self._capacity_bytes} allowed")
+
+    def clear(self) -> None:
+        """Forget every value; eviction is not reported, the caller knows."""
+        with self._lock:
+            for key in list(self._entries):
+                self._drop(key)
 
     def _get(self, read: ReadRequest) -> Buffer | None:
         buffer = self._entries.get(read.key)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from redis.exceptions import (
     ClusterDownError,
@@ -13,7 +12,13 @@ from redis.exceptions import (
 
 from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
-from connectors.stores.redis_connections import Connections, options_of, redacted
+from connectors.stores.redis_connections import (
+    Connections,
+    Servers,
+    SingleServer,
+    options_of,
+    redacted,
+)
 from connectors.stores.redis_parser import SinkParser
 from spm.errors import StoreError, StoreUnavailableError
 
@@ -22,36 +27,7 @@ logger = logging.getLogger(__name__)
 _CAPABILITIES = StoreCapabilities(remote=True, delete=True, touch=True, exact_ttl=True)
 _UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
 _DEFAULT_CONNECTIONS = 8
-
-Route = tuple[Connections, Sequence[int]]
-"""A server and the positions of the keys it holds."""
-
-
-class Servers(Protocol):
-    """Which server holds which key."""
-
-    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]: ...
-
-    def suspect(self) -> None:
-        """A server failed or redirected: the routes may have changed."""
-
-    def close(self) -> None: ...
-
-
-class SingleServer:
-    """All keys on one server."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
-    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
-        return [(self._connections, range(len(keys)))]
-
-    def suspect(self) -> None:
-        """Nothing to look up again."""
-
-    def close(self) -> None:
-        self._connections.close()
+_READ_WINDOW_BYTES = 16 * 1024 * 1024
 
 
 class RedisStore(KVStore):
@@ -93,9 +69,7 @@ class RedisStore(KVStore):
         found: list[Buffer | None] = [None] * len(reads)
 
         def work(parser: SinkParser, positions: Sequence[int]) -> None:
-            parser.send([b"".join(_encoded(b"GET", reads[at].key.encode()) for at in positions)])
-            for at in positions:
-                found[at] = self._read_value(parser, reads[at].size_bytes)
+            self._read_values(parser, reads, positions, found)
 
         failure = self._visit([read.key for read in reads], deadline_s, work)
         if failure is not None and not any(found):
@@ -179,6 +153,33 @@ class RedisStore(KVStore):
         if failure is not None and not answered:
             raise failure
         return counts
+
+    def _read_values(
+        self,
+        parser: SinkParser,
+        reads: Sequence[ReadRequest],
+        positions: Sequence[int],
+        found: list[Buffer | None],
+    ) -> None:
+        """Read a stream of values, asking for more while earlier ones arrive.
+
+        What is asked for and not yet read stays within a window, because the server
+        copies every reply it owes into its own memory before it sends the first one.
+        """
+        asked = ahead_bytes = 0
+        for done, at in enumerate(positions):
+            requests = b""
+            if ahead_bytes <= _READ_WINDOW_BYTES // 2:
+                while asked < len(positions) and (
+                    asked == done or ahead_bytes < _READ_WINDOW_BYTES
+                ):
+                    read = reads[positions[asked]]
+                    requests += _encoded(b"GET", read.key.encode())
+                    ahead_bytes += read.size_bytes
+                    asked += 1
+            parser.send([requests])
+            found[at] = self._read_value(parser, reads[at].size_bytes)
+            ahead_bytes -= reads[at].size_bytes
 
     def _read_value(self, parser: SinkParser, size_bytes: int) -> Buffer | None:
         buffer: Buffer | None = None

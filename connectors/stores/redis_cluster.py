@@ -14,6 +14,7 @@ from redis.retry import Retry
 from connectors.stores.base import StoreKey
 from connectors.stores.redis_connections import (
     Connections,
+    Route,
     options_of,
     redacted,
     translated_errors,
@@ -48,9 +49,7 @@ class ClusterServers:
         self._next_refresh_s = 0.0
         self._connect_to(self._place, {}).close()
 
-    def route(
-        self, keys: Sequence[StoreKey], deadline_s: float
-    ) -> list[tuple[Connections, Sequence[int]]]:
+    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
         """Nodes with the positions of their keys. Raises StoreError if no node answers."""
         if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise StoreTimeoutError(f"{self._place}: the topology was not known in time")
@@ -60,7 +59,7 @@ class ClusterServers:
             positions: dict[str, list[int]] = {}
             for position, key in enumerate(keys):
                 with suppress(SlotNotCoveredError):
-                    node = cluster.get_node_from_key(key)
+                    node = cluster.get_node_from_key(key)  # type: ignore[no-untyped-call]
                     if node.name not in self._nodes:
                         place = {"host": node.host, "port": node.port}
                         self._nodes[node.name] = self._connect_to(node.name, place)
@@ -107,7 +106,8 @@ class ClusterServers:
         return self._cluster
 
     def _forget_absent_nodes(self, cluster: RedisCluster) -> None:
-        present = {node.name for node in cluster.get_nodes()}
+        nodes = cluster.get_nodes()  # type: ignore[no-untyped-call]
+        present = {node.name for node in nodes}
         for name in self._nodes.keys() - present:
             self._nodes.pop(name).close()
 

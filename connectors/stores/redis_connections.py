@@ -1,23 +1,34 @@
-"""Connections to one Redis server, lent to one thread at a time under a deadline."""
+"""Connections to a Redis server, lent to one thread at a time under a deadline."""
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from redis import Connection
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, parse_url
+from redis.connection import parse_url
 from redis.exceptions import RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from connectors.stores.base import StoreKey
 from connectors.stores.redis_parser import SinkParser, parser_of
 from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
 
 _READ_AHEAD_BYTES = 16 * 1024
+
+
+class RedisConnection(Protocol):
+    """What we use of redis-py's connection classes."""
+
+    socket_timeout: float | None
+    socket_connect_timeout: float | None
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
 
 
 def redacted(url: str) -> str:
@@ -33,7 +44,7 @@ def options_of(url: str) -> dict[str, Any]:
     The cause is dropped on purpose: urllib quotes parts of the URL in its messages.
     """
     try:
-        return dict(parse_url(url))
+        return dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError:
         raise ConfigError(f"not a usable Redis URL: {redacted(url)}") from None
 
@@ -72,7 +83,7 @@ class Connections:
         self._connect_timeout_s = connect_timeout_s
         self._slots = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[RedisConnection] = []
         self._pid = os.getpid()
         self._closed = False
         try:
@@ -111,11 +122,11 @@ class Connections:
         for connection in idle:
             connection.disconnect()
 
-    def _make(self) -> AbstractConnection:
-        connection: AbstractConnection = self._class(**self._options)
+    def _make(self) -> RedisConnection:
+        connection: RedisConnection = self._class(**self._options)
         return connection
 
-    def _take(self) -> AbstractConnection:
+    def _take(self) -> RedisConnection:
         with self._lock:
             if self._closed:
                 raise StoreUnavailableError(f"{self._place}: the store is closed")
@@ -124,14 +135,14 @@ class Connections:
                 self._idle.clear()
             return self._idle.pop() if self._idle else self._make()
 
-    def _give_back(self, connection: AbstractConnection) -> None:
+    def _give_back(self, connection: RedisConnection) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
                 return
         connection.disconnect()
 
-    def _ready(self, connection: AbstractConnection, deadline_s: float) -> SinkParser:
+    def _ready(self, connection: RedisConnection, deadline_s: float) -> SinkParser:
         parser = parser_of(connection)
         if parser.connected and _is_stale(parser):
             connection.disconnect()
@@ -145,6 +156,37 @@ class Connections:
             connection.connect()
         parser.deadline_s = deadline_s
         return parser
+
+
+Route = tuple[Connections, Sequence[int]]
+"""A server and the positions of the keys it holds."""
+
+
+class Servers(Protocol):
+    """Which server holds which key."""
+
+    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]: ...
+
+    def suspect(self) -> None:
+        """A server failed or redirected: the routes may have changed."""
+
+    def close(self) -> None: ...
+
+
+class SingleServer:
+    """All keys on one server."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
+        return [(self._connections, range(len(keys)))]
+
+    def suspect(self) -> None:
+        """Nothing to look up again."""
+
+    def close(self) -> None:
+        self._connections.close()
 
 
 def _is_stale(parser: SinkParser) -> bool:

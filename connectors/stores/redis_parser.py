@@ -13,7 +13,6 @@ from enum import Enum
 from typing import Any
 
 from redis._parsers import BaseParser
-from redis.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ResponseError
 
@@ -128,7 +127,8 @@ class SinkParser(BaseParser):
         raise InvalidResponse(f"Protocol error: reply of type {kind!r}")
 
     def _error(self, text: bytes) -> ResponseError:
-        error = self.parse_error(text.decode("utf-8", errors="replace"))
+        message = text.decode("utf-8", errors="replace")
+        error: Exception = self.parse_error(message)  # type: ignore[no-untyped-call]
         if isinstance(error, ResponseError):
             return error
         raise error
@@ -222,7 +222,7 @@ class SinkParser(BaseParser):
         return self._encoder.decode(reply) if isinstance(reply, bytes) else reply
 
 
-def parser_of(connection: AbstractConnection) -> SinkParser:
+def parser_of(connection: Any) -> SinkParser:  # noqa: ANN401
     """The parser of a connection made with ``parser_class=SinkParser``."""
     parser = connection._parser
     assert isinstance(parser, SinkParser)

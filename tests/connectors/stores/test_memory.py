@@ -191,6 +191,8 @@ class MemoryMachine(RuleBasedStateMachine):
     def put(self, key: StoreKey, buffer: Buffer | None) -> None:
         if buffer is None or buffer not in self.references:
             return
+        if any(kept is buffer for name, kept in self.model.items() if name != key):
+            return  # one buffer is one key's value; under two keys it counts as shared
         assert self.store.put_many([(key, buffer)]) == [True]
         self.model.pop(key, None)
         self.model[key] = buffer

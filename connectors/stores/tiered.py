@@ -1,0 +1,189 @@
+"""The host tier in front of the remote one, which a circuit breaker guards."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey, Tier
+from connectors.stores.buffers import Buffer
+from connectors.stores.memory import MemoryStore
+from spm.breaker import CircuitBreaker
+from spm.errors import StoreError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TierHit:
+    """A value and where it was found. The buffer carries one reference to release."""
+
+    buffer: Buffer
+    tier: Tier
+
+
+class TieredStore(KVStore):
+    """Asks the host tier first and the remote only for what is missing there.
+
+    While the breaker does not allow the remote it is not touched: its values are misses
+    and writes to it False, at once. A remote failure is raised only where the host tier
+    contributed nothing to the answer. Any thread.
+    """
+
+    def __init__(
+        self,
+        host: MemoryStore | None,
+        remote: KVStore | None,
+        breaker: CircuitBreaker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes over both stores: :meth:`close` closes them. Either may be absent.
+        ``clock`` gives the monotonic seconds that deadlines are compared with."""
+        self._host = host
+        self._remote = remote
+        self._breaker = breaker
+        self._clock = clock
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """The remote's, or the host's if there is no remote."""
+        store = self._remote or self._host
+        if store is None:
+            return StoreCapabilities(remote=False, delete=False, touch=False, exact_ttl=False)
+        return store.capabilities
+
+    @property
+    def breaker(self) -> CircuitBreaker:
+        return self._breaker
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether there is a remote store, reachable or not."""
+        return self._remote is not None
+
+    def get_many_by_tier(
+        self, reads: Sequence[ReadRequest], deadline_s: float
+    ) -> list[TierHit | None]:
+        """Like :meth:`get_many`, telling the tiers apart.
+
+        Values from the remote are unverified and not kept in the host tier; after
+        verifying one, :meth:`promote` it.
+        """
+        hits: list[TierHit | None] = [None] * len(reads)
+        if self._host is not None:
+            for at, buffer in enumerate(self._host.get_many(reads)):
+                hits[at] = TierHit(buffer, Tier.HOST) if buffer is not None else None
+        missing = [at for at, hit in enumerate(hits) if hit is None]
+        try:
+            found = self._get_remote([reads[at] for at in missing], deadline_s)
+        except StoreError:
+            if len(missing) == len(reads):
+                raise
+            return hits
+        for at, buffer in zip(missing, found, strict=True):
+            hits[at] = TierHit(buffer, Tier.REMOTE) if buffer is not None else None
+        return hits
+
+    def get_many(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
+        hits = self.get_many_by_tier(reads, deadline_s)
+        return [hit.buffer if hit is not None else None for hit in hits]
+
+    def promote(self, key: StoreKey, buffer: Buffer) -> bool:
+        """Keep a verified value in the host tier; False if there is none or it is too small."""
+        return self.put_host([(key, buffer)])[0]
+
+    def put_host(self, items: Sequence[tuple[StoreKey, Buffer]]) -> list[bool]:
+        """Write to the host tier only. Never blocks, never raises ``StoreError``."""
+        return self._host.put_many(items) if self._host is not None else [False] * len(items)
+
+    def put_remote(self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float) -> list[bool]:
+        """Write to the remote only. Raises ``StoreError`` if nothing was acknowledged."""
+        refused = [False] * len(items)
+        return self._ask(items, refused, lambda remote: remote.put_many(items, deadline_s))
+
+    def put_many(self, items: Sequence[tuple[StoreKey, Buffer]], deadline_s: float) -> list[bool]:
+        """Write to both tiers; True where at least one has the value."""
+        kept = self.put_host(items)
+        return _either(kept, lambda: self.put_remote(items, deadline_s))
+
+    def contains_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        """Whether either tier has each key; the remote is asked for the others only."""
+        held = self._host.contains_many(keys) if self._host is not None else [False] * len(keys)
+        missing = [key for key, there in zip(keys, held, strict=True) if not there]
+        absent = [False] * len(missing)
+        try:
+            remote = iter(
+                self._ask(missing, absent, lambda store: store.contains_many(missing, deadline_s))
+            )
+        except StoreError:
+            if not any(held):
+                raise
+            return held
+        return [there or next(remote) for there in held]
+
+    def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
+        """Remove from both tiers; returns the larger of their counts. If the remote fails
+        the host tier has forgotten the keys all the same."""
+        deleted = self._host.delete_many(keys) if self._host is not None else 0
+        return max(deleted, self._ask(keys, 0, lambda remote: remote.delete_many(keys, deadline_s)))
+
+    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        """Refresh in both tiers; True where at least one has the key."""
+        held = self._host.touch_many(keys) if self._host is not None else [False] * len(keys)
+        absent = [False] * len(keys)
+        return _either(
+            held,
+            lambda: self._ask(keys, absent, lambda remote: remote.touch_many(keys, deadline_s)),
+        )
+
+    def close(self) -> None:
+        for store in (self._host, self._remote):
+            if store is not None:
+                store.close()
+
+    def check_integrity(self) -> None:
+        for store in (self._host, self._remote):
+            if store is not None:
+                store.check_integrity()
+
+    def _get_remote(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
+        absent: list[Buffer | None] = [None] * len(reads)
+        return self._ask(
+            reads, absent, lambda remote: remote.get_many(reads, deadline_s), deadline_s
+        )
+
+    def _ask(
+        self,
+        subjects: Sequence[object],
+        otherwise: _T,
+        call: Callable[[KVStore], _T],
+        deadline_s: float = float("inf"),
+    ) -> _T:
+        """``call`` the remote if the breaker allows, else ``otherwise``; reports the outcome.
+
+        A read that ran into its deadline is a failure even if some values came: a store
+        that is always late must be left alone too.
+        """
+        if self._remote is None or not subjects or not self._breaker.allow():
+            return otherwise
+        try:
+            answer = call(self._remote)
+        except StoreError:
+            self._breaker.record_failure()
+            raise
+        if self._clock() < deadline_s:
+            self._breaker.record_success()
+        else:
+            self._breaker.record_failure()
+        return answer
+
+
+def _either(host: list[bool], ask_remote: Callable[[], list[bool]]) -> list[bool]:
+    """Host or remote, key by key; a remote failure counts only if the host has nothing."""
+    try:
+        remote = ask_remote()
+    except StoreError:
+        if not any(host):
+            raise
+        return host
+    return [here or there for here, there in zip(host, remote, strict=True)]

@@ -122,7 +122,7 @@ class SessionKeyTracker:
         Not an activity of the session.
         """
         session = self._sessions.get(ref)
-        return 0 if session is None else session.cut(group, max(length, 0))
+        return 0 if session is None else session.cut(group, length)
 
     def free_session(self, ref: SessionRef) -> bool:
         """Close ``ref``; its children become roots. False when it was not open."""

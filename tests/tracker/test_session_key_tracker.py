@@ -342,6 +342,7 @@ def test_an_odd_bound_leaves_the_first_group_one_block_more(clock: FakeClock) ->
 
 def test_an_index_far_out_allocates_nothing(tracker: SessionKeyTracker) -> None:
     assert tracker.associate(A, G0, 10**15, keys("xy")) == TrackOutcome(dropped_keys=2)
+    assert tracker.associate(A, G0, 9, keys("xyz")) == TrackOutcome(dropped_keys=3)
     assert tuple(tracker.blocks(A, G0)) == ()
     assert tracker.num_sessions == 1
     tracker.check_integrity()

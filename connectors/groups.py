@@ -59,7 +59,7 @@ class CacheGeometry:
 
     def keys_of(self, request: "Request", group: GroupGeometry, start: int, stop: int) -> list[BlockKey]:
         """Block keys ``start..stop`` of a request in one group, as far as hashes exist."""
-        hashes: Sequence[bytes] = resolve_block_hashes(
+        hashes = resolve_block_hashes(
             request.block_hashes, self.hash_tokens, group.block_tokens
         )
         stop = min(stop, len(hashes))

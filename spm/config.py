@@ -75,7 +75,7 @@ class SpmConfig:
     )
     batch_bytes: int = _number(16 * MiB, 4 * KiB, 1 * GiB, "bytes moved in one round trip")
     load_threads: int = _number(2, 1, 64, "threads that load")
-    max_sessions: int = _number(10_000, 1, 10_000_000, "sessions tracked")
+    max_sessions: int = _number(10_000, 2, 10_000_000, "sessions tracked")
     max_keys: int = _number(1_000_000, 1, 100_000_000, "block keys tracked, and known remote")
     session_ttl_s: int = _number(300, 0, MAX_TTL_S, "time after which an idle session is forgotten")
     residency_ttl_s: float = _number(
@@ -85,7 +85,7 @@ class SpmConfig:
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> "SpmConfig":
         """Parse and validate; raises :class:`ConfigError` naming key, value and range."""
-        config = _build(cls, extra, "")
+        config: SpmConfig = _build(cls, extra, "")
         if not _NAMESPACE.fullmatch(config.namespace):
             raise ConfigError(
                 f"namespace={config.namespace!r}: 1 to 64 letters, digits, '_', '.' or '-'"

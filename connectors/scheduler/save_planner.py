@@ -57,31 +57,29 @@ class SavePlanner:
 
         Costs one comparison a group when no block became full.
         """
-        for index, group in enumerate(self._geometry.groups):
-            start = record.considered_blocks[index]
+        for position, group in enumerate(self._geometry.groups):
+            start = record.considered_blocks[position]
             stop = computed_tokens // group.block_tokens
             if stop <= start:
                 continue
-            owned = blocks()[index]
+            owned = blocks()[position]
             keys = self._geometry.keys_of(record.request, group, start, min(stop, len(owned)))
-            for offset, key in enumerate(keys):
-                block = owned[start + offset]
-                if not block.is_null and not self._enqueue(key, block):
-                    break
-                record.considered_blocks[index] = start + offset + 1
+            for index_in_group, key in enumerate(keys, start):
+                block = owned[index_in_group]
+                if block.is_null or block.block_hash is None:
+                    continue
+                # vLLM publishes in order and, in a sliding window, not every block: what
+                # lies before a published block is published now or never.
+                record.considered_blocks[position] = index_in_group + 1
+                self._enqueue(key, block, block.block_hash)
 
-    def _enqueue(self, key: BlockKey, block: "KVCacheBlock") -> bool:
-        """False: vLLM has not published the block yet, look again next step."""
-        published = block.block_hash
-        if published is None:
-            return False
+    def _enqueue(self, key: BlockKey, block: "KVCacheBlock", published: bytes) -> None:
         if key in self._inflight or key in self._pending or self._is_stored(key):
-            return True
+            return
         self._pending[key] = (block, published)
         if len(self._pending) > MAX_PENDING_BLOCKS:
             self._pending.popitem(last=False)
             self._counters.add(Metric.SAVES_SKIPPED, label="queue_full")
-        return True
 
     def next_saves(self, world_size: int) -> list[BlockMove]:
         """Blocks to copy out at the end of this step; call after vLLM has scheduled it."""

@@ -25,7 +25,7 @@ from connectors.worker.loader import Loader
 from connectors.worker.saver import Saver, SaveListener
 from connectors.worker.values import ValueCodec
 from spm.breaker import CircuitBreaker
-from spm.config import SpmConfig
+from spm.config import BreakerConfig, SpmConfig
 from spm.errors import IntegrityError, LayoutError
 from spm.keys import Rank, block_key_of
 from spm.metrics import Counters
@@ -229,12 +229,12 @@ class WorkerHalf:
 
     def collect_loads(self) -> list[LoadResult]:
         """Loads that ended. A step that computes nothing waits a moment for one."""
+        self._report.progress.clear()
         results = self._loader.collect()
         idle = self._commands is not None and not self._commands.has_forward
         if not results and idle and (self._loader.busy or self._saver.busy):
             self._report.progress.wait(_IDLE_WAIT_S)
             results = self._loader.collect()
-        self._report.progress.clear()
         self._ended.extend(results)
         return results
 
@@ -275,9 +275,7 @@ class WorkerHalf:
 
 def remote_breaker(config: SpmConfig, clock: Callable[[], float]) -> CircuitBreaker:
     """The circuit breaker a remote store is used through."""
-    settings = config.remote.breaker if config.remote else None
-    if settings is None:
-        return CircuitBreaker(clock=clock)
+    settings = config.remote.breaker if config.remote else BreakerConfig()
     return CircuitBreaker(
         failures=settings.failures,
         backoff_s=settings.backoff_s,

@@ -114,7 +114,8 @@ def _segments(view: torch.Tensor) -> list[Segment]:
                 f"{_MAX_SEGMENTS_PER_LAYER} byte ranges: unknown layout"
             )
     storage = view.untyped_storage().data_ptr()
-    return [Segment(storage, at, dense, view.stride(0) * width) for at in sorted(offsets)]
+    block_stride = int(view.stride(0)) * width
+    return [Segment(storage, int(at), int(dense), block_stride) for at in sorted(offsets)]
 
 
 def _runs(

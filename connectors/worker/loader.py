@@ -94,7 +94,7 @@ class Loader:
 
     def collect(self) -> list[LoadResult]:
         """Loads that ended since the last call, or whose deadline has passed."""
-        results = []
+        results: list[LoadResult] = []
         while not self._ended.empty():
             self._end(self._ended.get(), LoadFailure.CANCELLED, results)
         now_s = self._clock()

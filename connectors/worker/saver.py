@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from connectors.metadata import BlockMove
 from connectors.stores.base import StoreKey
@@ -28,6 +29,8 @@ from spm.value_format import write_header
 from tracker.ids import BlockKey, GroupId, split_block_key
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -135,12 +138,12 @@ class Saver:
             if item is None:
                 running = False
                 continue
-            self._guard(lambda values, item=item: self._finish(item), item.values)
+            self._guard(self._finish, item)
             remote.extend(item.values)
 
-    def _guard(self, work: Callable[[list[_Value]], None], values: list[_Value]) -> None:
+    def _guard(self, work: Callable[[_T], None], subject: _T) -> None:
         try:
-            work(values)
+            work(subject)
         except Exception:  # thread boundary: these blocks are not stored, the thread lives on
             logger.exception("unexpected error in a save; the blocks are not stored")
             self._counters.add(Metric.INTERNAL_ERRORS, label="saver")

@@ -1,0 +1,130 @@
+"""Runs inside the engine process: executes the calls of :class:`EngineProcess`."""
+
+import threading
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+from connectors.session_aware import SessionAwareConnector
+from tests.e2e.engine_process import EngineSpec, Turn
+
+_MAX_IDLE_STEPS = 20_000
+
+
+def worker_integrity(_: object) -> None:
+    """Executed in each worker process by ``collective_rpc``."""
+    if has_kv_transfer_group():
+        connector = get_kv_transfer_group()
+        assert isinstance(connector, SessionAwareConnector)
+        connector.check_integrity(idle=True)
+
+
+def worker_threads(_: object) -> list[str]:
+    """Executed in each worker process by ``collective_rpc``."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("spm-")]
+
+
+class EngineHost:
+    """One ``LLM`` with its scheduler in this process."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._llm = LLM(**spec.llm_arguments())
+        self._engine = self._llm.llm_engine
+        core: Any = self._engine.engine_core
+        self._core = core.engine_core
+        self._counters: dict[str, float] = {}
+        self._collect_counters()
+        self._next_id = 0
+
+    def _collect_counters(self) -> None:
+        """Sum our stats as they pass to vLLM's loggers."""
+        scheduler = self._core.scheduler
+        make_stats = scheduler.make_stats
+
+        def make_and_sum(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            stats = args[1] if len(args) > 1 else kwargs.get("kv_connector_stats")
+            for key, amount in (stats.data.get("counters", {}) if stats else {}).items():
+                self._counters[key] = self._counters.get(key, 0) + amount
+            return make_stats(*args, **kwargs)
+
+        scheduler.make_stats = make_and_sum
+
+    @property
+    def _connector(self) -> SessionAwareConnector | None:
+        connector = self._core.scheduler.connector
+        assert connector is None or isinstance(connector, SessionAwareConnector)
+        return connector
+
+    def _add(self, prompt: list[int], session: str | None, max_tokens: int) -> str:
+        self._next_id += 1
+        request_id = f"r{self._next_id}"
+        extra = {"kv_transfer_params": {"agent_hint": {"session_id": session}}} if session else None
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=0, logprobs=1, ignore_eos=True, extra_args=extra
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+        return request_id
+
+    def generate(
+        self, prompts: list[list[int]], sessions: list[str | None] | None, max_tokens: int
+    ) -> list[Turn]:
+        sessions = sessions or [None] * len(prompts)
+        ids = [self._add(p, s, max_tokens) for p, s in zip(prompts, sessions, strict=True)]
+        done: dict[str, Turn] = {}
+        while len(done) < len(ids):
+            for output in self._engine.step():
+                if output.finished:
+                    done[output.request_id] = _turn(output)
+        return [done[request_id] for request_id in ids]
+
+    def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
+        request_id = self._add(prompt, session, 64)
+        for _ in range(steps):
+            self._engine.step()
+        self._engine.abort_request([request_id])
+
+    def settle(self) -> None:
+        for _ in range(_MAX_IDLE_STEPS):
+            if not self._core.scheduler.has_requests():
+                return
+            self._engine.step()
+        raise AssertionError(f"the engine is still busy after {_MAX_IDLE_STEPS} steps")
+
+    def drop_gpu_cache(self, reset_connector: bool) -> bool:
+        return bool(self._core.reset_prefix_cache(False, reset_connector))
+
+    def check_integrity(self) -> None:
+        if self._connector is not None:
+            self._connector.check_integrity(idle=True)
+            self._llm.collective_rpc(worker_integrity)
+        pool = self._core.scheduler.kv_cache_manager.block_pool
+        leaked = [b.block_id for b in pool.blocks if b.ref_cnt and not b.is_null]
+        assert not leaked, f"blocks still referenced: {leaked}"
+        assert not self._core.scheduler.requests
+
+    def gauges(self) -> dict[str, float]:
+        assert self._connector is not None
+        return self._connector.scheduler_half.gauges()
+
+    def counters(self) -> dict[str, float]:
+        return dict(self._counters)
+
+    def threads(self) -> list[str]:
+        here = [t.name for t in threading.enumerate() if t.name.startswith("spm-")]
+        return here + [name for names in self._llm.collective_rpc(worker_threads) for name in names]
+
+    def close(self) -> None:
+        self._core.shutdown()
+
+
+def _turn(output: Any) -> Turn:  # noqa: ANN401
+    completion = output.outputs[0]
+    logprobs = [
+        step[token].logprob
+        for step, token in zip(completion.logprobs, completion.token_ids, strict=True)
+    ]
+    params = output.kv_transfer_params or {}
+    return Turn(
+        tuple(completion.token_ids), tuple(logprobs), output.num_cached_tokens, params.get("spm")
+    )

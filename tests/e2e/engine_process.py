@@ -1,0 +1,180 @@
+"""A real vLLM engine in a process of its own, driven over a pipe.
+
+The scheduler lives in that process (so tests can look at it), workers in others, exactly
+as in production. Killing the process is the engine crash; starting a second one is the
+second engine.
+"""
+
+import multiprocessing
+import os
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+_START_TIMEOUT_S = 240.0
+_CALL_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What to start. ``connector`` is the extra config, or ``None`` for stock vLLM."""
+
+    model: str
+    connector: dict[str, Any] | None = None
+    block_size: int = 32
+    num_blocks: int = 200
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 2048
+    max_num_seqs: int = 8
+    async_scheduling: bool = False
+    tensor_parallel_size: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def llm_arguments(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            "model": self.model,
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "dtype": "float32",
+            "block_size": self.block_size,
+            "num_gpu_blocks_override": self.num_blocks,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_prefix_caching": True,
+            "disable_log_stats": False,
+            **self.extra,
+        }
+        if self.connector is not None:
+            arguments["kv_transfer_config"] = {
+                "kv_connector": "SessionAwareConnector",
+                "kv_connector_module_path": "connectors.session_aware",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": self.connector,
+            }
+        return arguments
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request's outcome."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    cached_tokens: int
+    outcome: dict[str, Any] | None
+    """What the connector reported in the response, for requests with a session."""
+
+
+class EngineProcess:
+    """Context manager; every call is executed by the engine process in order."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        self._process = context.Process(target=_serve, args=(spec, child), daemon=False)
+        self._process.start()
+        child.close()
+        self._receive(_START_TIMEOUT_S)
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        sessions: list[str | None] | None = None,
+        max_tokens: int = 8,
+    ) -> list[Turn]:
+        """Greedy generation of all prompts together; returns when all are done."""
+        return self._call("generate", prompts, sessions, max_tokens)  # type: ignore[no-any-return]
+
+    def one(self, prompt: list[int], session: str | None = None, max_tokens: int = 8) -> Turn:
+        """One request alone."""
+        return self.generate([prompt], [session], max_tokens)[0]
+
+    def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
+        """Start a request, run the engine for ``steps`` steps, abort it."""
+        self._call("abort_after_steps", prompt, session, steps)
+
+    def drop_gpu_cache(self, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache of the GPU pool; other tiers stay unless asked for."""
+        return bool(self._call("drop_gpu_cache", reset_connector))
+
+    def settle(self) -> None:
+        """Step until the engine has nothing to do: saves are answered."""
+        self._call("settle")
+
+    def check_integrity(self) -> None:
+        """Both halves' books, with the engine idle."""
+        self._call("settle")
+        self._call("check_integrity")
+
+    def gauges(self) -> dict[str, float]:
+        """Current gauges of the scheduler half."""
+        return self._call("gauges")  # type: ignore[no-any-return]
+
+    def counters(self) -> dict[str, float]:
+        """All counters since the engine started, of both halves."""
+        return self._call("counters")  # type: ignore[no-any-return]
+
+    def threads(self) -> list[str]:
+        """Names of our threads in the scheduler's and the workers' processes."""
+        return self._call("threads")  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Stop the engine and its workers."""
+        if self._process.is_alive():
+            try:
+                self._call("close")
+            finally:
+                self._process.join(30)
+                if self._process.is_alive():
+                    self._process.kill()
+        self._pipe.close()
+
+    def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401
+        self._pipe.send((name, arguments))
+        return self._receive(_CALL_TIMEOUT_S)
+
+    def _receive(self, timeout_s: float) -> Any:  # noqa: ANN401
+        if not self._pipe.poll(timeout_s):
+            self._process.kill()
+            raise TimeoutError(f"the engine did not answer within {timeout_s} s")
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise AssertionError(f"in the engine process:\n{value}")
+        return value
+
+
+def _serve(spec: EngineSpec, pipe: Connection) -> None:
+    """Main function of the engine process."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
+    )
+    from tests.e2e.engine_host import EngineHost
+
+    try:
+        host = EngineHost(spec)
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        raise
+    pipe.send((True, None))
+    name = ""
+    while name != "close":
+        name, arguments = pipe.recv()
+        try:
+            pipe.send((True, getattr(host, name)(*arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

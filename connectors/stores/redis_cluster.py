@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
+from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import SlotNotCoveredError
 from redis.retry import Retry
 
@@ -19,7 +19,7 @@ from connectors.stores.redis_connections import (
     redacted,
     translated_errors,
 )
-from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
+from spm.errors import ConfigError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 _REFRESH_INTERVAL_S = 1.0
 
@@ -54,8 +54,7 @@ class ClusterServers:
         if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise StoreTimeoutError(f"{self._place}: the topology was not known in time")
         try:
-            with translated_errors(self._place):
-                cluster = self._current_topology(deadline_s)
+            cluster = self._current_topology(deadline_s)
             positions: dict[str, list[int]] = {}
             for position, key in enumerate(keys):
                 with suppress(SlotNotCoveredError):
@@ -82,32 +81,46 @@ class ClusterServers:
                 self._cluster.close()
 
     def _current_topology(self, deadline_s: float) -> RedisCluster:
-        """The cluster client, its slot map renewed if it is suspected; lock held."""
+        """The cluster client, read anew if it is suspected; lock held."""
         if self._closed:
             raise StoreUnavailableError(f"{self._place}: the store is closed")
         now_s = time.monotonic()
-        if self._cluster is None:
-            wait_s = min(self._connect_timeout_s, deadline_s - now_s)
-            if wait_s <= 0:
-                raise StoreTimeoutError(f"{self._place}: no time left to connect")
-            self._cluster = RedisCluster(
-                url=self._url,
-                protocol=2,
-                retry=Retry(NoBackoff(), 0),
-                require_full_coverage=False,
-                socket_timeout=wait_s,
-                socket_connect_timeout=wait_s,
-            )
-        elif self._suspected and now_s >= self._next_refresh_s:
-            self._next_refresh_s = now_s + _REFRESH_INTERVAL_S
-            self._cluster.nodes_manager.initialize()
-            self._suspected = False
-            self._forget_absent_nodes(self._cluster)
+        if self._cluster is not None and (not self._suspected or now_s < self._next_refresh_s):
+            return self._cluster
+        self._next_refresh_s = now_s + _REFRESH_INTERVAL_S
+        self._suspected = False
+        try:
+            with translated_errors(self._place):
+                self._replace_topology(deadline_s - now_s)
+        except (LookupError, TypeError, ValueError) as error:
+            # What redis-py does with a slot map that is empty or makes no sense.
+            self._suspected = True
+            raise StoreUnavailableError(f"{self._place}: no usable slot map") from error
+        except StoreError:
+            self._suspected = True
+            raise
+        assert self._cluster is not None
         return self._cluster
 
-    def _forget_absent_nodes(self, cluster: RedisCluster) -> None:
-        nodes = cluster.get_nodes()  # type: ignore[no-untyped-call]
-        present = {node.name for node in nodes}
+    def _replace_topology(self, left_s: float) -> None:
+        """Ask the nodes known so far, then the configured one, within ``left_s`` in all."""
+        known = [] if self._cluster is None else self._cluster.get_nodes()  # type: ignore[no-untyped-call]
+        wait_s = min(self._connect_timeout_s, left_s / (len(known) + 1))
+        if wait_s <= 0:
+            raise StoreTimeoutError(f"{self._place}: no time left to connect")
+        cluster = RedisCluster(
+            url=self._url,
+            startup_nodes=[ClusterNode(node.host, node.port) for node in known],
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            require_full_coverage=False,
+            socket_timeout=wait_s,
+            socket_connect_timeout=wait_s,
+        )
+        if self._cluster is not None:
+            self._cluster.close()
+        self._cluster = cluster
+        present = {node.name for node in cluster.get_nodes()}  # type: ignore[no-untyped-call]
         for name in self._nodes.keys() - present:
             self._nodes.pop(name).close()
 

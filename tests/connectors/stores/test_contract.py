@@ -1,7 +1,7 @@
 """What every store must do, whatever is behind it.
 
 Redis is real. fakeredis's TCP server is no substitute on this path: it answers GET with
-simple strings (``+...``), which are not safe for binary values, instead of bulk replies.
+simple strings (``+...``) instead of bulk replies unless the value happens to hold CR or LF.
 """
 
 import threading

@@ -1,7 +1,8 @@
 """KV cache groups as the connector sees them, and the models it refuses, with words."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import resolve_block_hashes
@@ -14,8 +15,9 @@ from vllm.v1.kv_cache_interface import (
     iter_layer_specs,
 )
 
+from connectors.weights import AdapterIdentities
 from spm.errors import LayoutError
-from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key
+from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key, split_block_key
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,14 +58,28 @@ class CacheGeometry:
     """Tokens one of a request's block hashes covers."""
     alignment_tokens: int
     """vLLM's scheduler block size: hits are multiples of it."""
+    adapters: AdapterIdentities = field(default_factory=AdapterIdentities, compare=False)
 
-    def keys_of(self, request: "Request", group: GroupGeometry, start: int, stop: int) -> list[BlockKey]:
-        """Block keys ``start..stop`` of a request in one group, as far as hashes exist."""
-        hashes = resolve_block_hashes(
-            request.block_hashes, self.hash_tokens, group.block_tokens
-        )
+    def published_keys(
+        self, request: "Request", group: GroupGeometry, start: int, stop: int
+    ) -> list[BlockKey]:
+        """Keys under which vLLM publishes blocks ``start..stop``, as far as hashes exist."""
+        hashes = resolve_block_hashes(request.block_hashes, self.hash_tokens, group.block_tokens)
         stop = min(stop, len(hashes))
         return [make_block_key(BlockHash(hashes[i]), group.group) for i in range(start, stop)]
+
+    def keys_of(
+        self, request: "Request", group: GroupGeometry, start: int, stop: int
+    ) -> list[BlockKey]:
+        """Keys under which we store the same blocks: with an adapter, salted by its weights."""
+        keys = self.published_keys(request, group, start, stop)
+        salt = self.adapters.salt(request.lora_request)
+        return [_salted(key, salt) for key in keys] if salt else keys
+
+
+def _salted(key: BlockKey, salt: bytes) -> BlockKey:
+    block_hash, group = split_block_key(key)
+    return make_block_key(BlockHash(hashlib.sha256(block_hash + salt).digest()), group)
 
 
 def cache_geometry(vllm_config: "VllmConfig", kv_cache_config: KVCacheConfig) -> CacheGeometry:

@@ -97,12 +97,7 @@ class RankReport:
     loads: list[LoadResult] = field(default_factory=list)
 
     def is_empty(self) -> bool:
-        return not (
-            self.host_changes
-            or self.remote_stored
-            or self.saves_done
-            or self.loads
-        )
+        return not (self.host_changes or self.remote_stored or self.saves_done or self.loads)
 
 
 @dataclass(slots=True)

@@ -45,9 +45,7 @@ class SessionAwarePoolingManager:
         self._session_ttl_s = config.session_ttl_s
         self._counters = counters
         self.tracker = SessionKeyTracker(config.max_sessions, config.max_keys, clock)
-        self.residency = ResidencyIndex(
-            world_size, config.max_keys, config.residency_ttl_s, clock
-        )
+        self.residency = ResidencyIndex(world_size, config.max_keys, config.residency_ttl_s, clock)
         self._wheel: TtlWheel[SessionRef] = TtlWheel(clock)
 
     def handle(self, event: LifecycleEvent) -> None:

@@ -35,9 +35,7 @@ class Metric(Enum):
     LOADED_BYTES = MetricSpec(
         "spm:loaded_bytes", "Bytes loaded by workers.", label="tier", values=_TIERS
     )
-    LOADS = MetricSpec(
-        "spm:loads", "Loads of requests.", label="outcome", values=("ok", "failed")
-    )
+    LOADS = MetricSpec("spm:loads", "Loads of requests.", label="outcome", values=("ok", "failed"))
     LOAD_SECONDS = MetricSpec(
         "spm:load_seconds", "Seconds from command to completion of loads, summed over ranks."
     )

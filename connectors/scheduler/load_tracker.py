@@ -123,9 +123,7 @@ class LoadTracker:
             del self._jobs[result.job_id]
             self._finish(result.job_id, job, records.get(job.request_id))
 
-    def _kept(
-        self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]
-    ) -> dict[BlockKey, None]:
+    def _kept(self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]) -> dict[BlockKey, None]:
         """What vLLM keeps of a failed load: the blocks before the first that failed, or
         nothing when there are several groups."""
         kept: dict[BlockKey, None] = {}

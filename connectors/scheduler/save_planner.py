@@ -63,15 +63,16 @@ class SavePlanner:
             if stop <= start:
                 continue
             owned = blocks()[position]
-            keys = self._geometry.keys_of(record.request, group, start, min(stop, len(owned)))
-            for index_in_group, key in enumerate(keys, start):
-                block = owned[index_in_group]
-                if block.is_null or block.block_hash is None:
+            span = (record.request, group, start, min(stop, len(owned)))
+            keys, published = self._geometry.keys_of(*span), self._geometry.published_keys(*span)
+            for index, key in enumerate(keys, start):
+                # Not published (yet), or under the hash of a part of the block only.
+                if owned[index].is_null or owned[index].block_hash != published[index - start]:
                     continue
                 # vLLM publishes in order and, in a sliding window, not every block: what
                 # lies before a published block is published now or never.
-                record.considered_blocks[position] = index_in_group + 1
-                self._enqueue(key, block, block.block_hash)
+                record.considered_blocks[position] = index + 1
+                self._enqueue(key, owned[index], published[index - start])
 
     def _enqueue(self, key: BlockKey, block: "KVCacheBlock", published: bytes) -> None:
         if key in self._inflight or key in self._pending or self._is_stored(key):

@@ -22,7 +22,7 @@ from connectors.worker.block_mover import BlockMover, block_mover
 from connectors.worker.layout import group_layout
 from connectors.worker.layout_check import verify_layout
 from connectors.worker.loader import Loader
-from connectors.worker.saver import Saver, SaveListener
+from connectors.worker.saver import SaveListener, Saver
 from connectors.worker.values import ValueCodec
 from spm.breaker import CircuitBreaker
 from spm.config import BreakerConfig, SpmConfig

@@ -90,7 +90,9 @@ def group_layout(
         digest.update(f"{name} {view.dtype} {inner[1:]};".encode())
         views.append(view)
         segments.extend(_segments(view))
-    return GroupLayout(geometry.group, tuple(_runs(segments, views, num_blocks)), digest.hexdigest())
+    return GroupLayout(
+        geometry.group, tuple(_runs(segments, views, num_blocks)), digest.hexdigest()
+    )
 
 
 def _segments(view: torch.Tensor) -> list[Segment]:

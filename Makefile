@@ -37,7 +37,7 @@ system:
 $(VENV)/.lock-stamp: $(LOCK) | system
 	@echo "Installing $(LOCK) into $(VENV) (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -qq --no-compile --no-deps -r $(LOCK)
+	@$(BIN)/pip install -qq --no-deps -r $(LOCK)
 	@$(BIN)/python -c "import torch, vllm" 2>/dev/null || \
 		{ echo "error: vLLM does not import; is torch a CPU build? See $(LOCK)" >&2; exit 1; }
 	@touch $@

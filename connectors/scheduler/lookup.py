@@ -117,4 +117,5 @@ class LookupService:
             return None
         self._breaker.record_success()
         self._counters.add(Metric.LOOKUPS, label="answered")
-        return tuple(all([next(found) for _ in names]) for names in query.names)
+        by_rank = [[next(found) for _ in names] for names in query.names]
+        return tuple(all(present) for present in by_rank)

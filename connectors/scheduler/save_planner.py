@@ -67,12 +67,14 @@ class SavePlanner:
             keys, published = self._geometry.keys_of(*span), self._geometry.published_keys(*span)
             for index, key in enumerate(keys, start):
                 # Not published (yet), or under the hash of a part of the block only.
-                if owned[index].is_null or owned[index].block_hash != published[index - start]:
+                if owned[index].is_null or owned[index].block_hash != bytes(
+                    published[index - start]
+                ):
                     continue
                 # vLLM publishes in order and, in a sliding window, not every block: what
                 # lies before a published block is published now or never.
                 record.considered_blocks[position] = index + 1
-                self._enqueue(key, owned[index], published[index - start])
+                self._enqueue(key, owned[index], name)
 
     def _enqueue(self, key: BlockKey, block: "KVCacheBlock", published: bytes) -> None:
         if key in self._inflight or key in self._pending or self._is_stored(key):

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     NoPermissionError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 
 from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
@@ -25,6 +27,7 @@ from spm.errors import StoreError, StoreUnavailableError
 logger = logging.getLogger(__name__)
 
 _CAPABILITIES = StoreCapabilities(remote=True, delete=True, touch=True, exact_ttl=True)
+_REDIRECTIONS = (AskError, TryAgainError)  # MovedError is an AskError
 _UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
 _DEFAULT_CONNECTIONS = 8
 _READ_WINDOW_BYTES = 16 * 1024 * 1024
@@ -85,7 +88,8 @@ class RedisStore(KVStore):
             for at in positions:
                 reply = self._checked(parser.read())
                 stored[at] = reply == b"OK"
-                refusal = reply if isinstance(reply, ResponseError) else refusal
+                if isinstance(reply, ResponseError) and not isinstance(reply, _REDIRECTIONS):
+                    refusal = reply
             self._note_refusal(refusal)
 
         failure = self._visit([key for key, _ in items], deadline_s, work)

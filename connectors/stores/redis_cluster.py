@@ -85,9 +85,10 @@ class ClusterServers:
         if self._closed:
             raise StoreUnavailableError(f"{self._place}: the store is closed")
         now_s = time.monotonic()
-        if self._cluster is not None and (not self._suspected or now_s < self._next_refresh_s):
-            return self._cluster
-        self._next_refresh_s = now_s + _REFRESH_INTERVAL_S
+        if self._cluster is not None:
+            if not self._suspected or now_s < self._next_refresh_s:
+                return self._cluster
+            self._next_refresh_s = now_s + _REFRESH_INTERVAL_S
         self._suspected = False
         try:
             with translated_errors(self._place):
@@ -110,7 +111,7 @@ class ClusterServers:
             raise StoreTimeoutError(f"{self._place}: no time left to connect")
         cluster = RedisCluster(
             url=self._url,
-            startup_nodes=[ClusterNode(node.host, node.port) for node in known],
+            startup_nodes=[_same_place(node) for node in known],
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             require_full_coverage=False,
@@ -131,3 +132,8 @@ class ClusterServers:
             connect_timeout_s=self._connect_timeout_s,
             max_connections=self._max_connections,
         )
+
+
+def _same_place(node: ClusterNode) -> ClusterNode:
+    """A node to ask, without the connections of the client it came from."""
+    return ClusterNode(node.host, node.port)  # type: ignore[no-untyped-call]

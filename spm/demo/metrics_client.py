@@ -1,0 +1,82 @@
+"""Where the tokens of one prompt came from, read from the server's own ``/metrics``."""
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass
+
+import aiohttp
+
+_VLLM_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+_SPM_LOADED = "spm:loaded_tokens_total"
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SETTLE_TIMEOUT_S = 3.0
+_SETTLE_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class TokenSources:
+    """Prompt tokens by origin: vLLM counts gpu, external and computed; we split external."""
+
+    gpu: int = 0
+    external: int = 0
+    computed: int = 0
+    host: int = 0
+    remote: int = 0
+
+    def __sub__(self, other: "TokenSources") -> "TokenSources":
+        return TokenSources(
+            self.gpu - other.gpu,
+            self.external - other.external,
+            self.computed - other.computed,
+            self.host - other.host,
+            self.remote - other.remote,
+        )
+
+    def accounts_for(self, prompt_tokens: int) -> bool:
+        """Whether every token of the prompt has shown up, and every external one by tier."""
+        total = self.gpu + self.external + self.computed
+        return total == prompt_tokens and self.host + self.remote == self.external
+
+
+def parse_sources(text: str) -> TokenSources:
+    """Add up the counters of interest in Prometheus' text format, over all engines."""
+    totals: dict[tuple[str, str], float] = {}
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None or sample[1] not in (_VLLM_BY_SOURCE, _SPM_LOADED):
+            continue
+        labels = dict(_LABEL.findall(sample[2] or ""))
+        key = (sample[1], labels.get("source") or labels.get("tier") or "")
+        totals[key] = totals.get(key, 0.0) + float(sample[3])
+
+    def tokens(name: str, label: str) -> int:
+        return int(totals.get((name, label), 0.0))
+
+    return TokenSources(
+        gpu=tokens(_VLLM_BY_SOURCE, "local_cache_hit"),
+        external=tokens(_VLLM_BY_SOURCE, "external_kv_transfer"),
+        computed=tokens(_VLLM_BY_SOURCE, "local_compute"),
+        host=tokens(_SPM_LOADED, "host"),
+        remote=tokens(_SPM_LOADED, "remote"),
+    )
+
+
+async def read_sources(http: aiohttp.ClientSession, url: str) -> TokenSources:
+    """The totals since the server started."""
+    async with http.get(f"{url}/metrics") as response:
+        return parse_sources(await response.text())
+
+
+async def settled_sources(
+    http: aiohttp.ClientSession, url: str, before: TokenSources, prompt_tokens: int
+) -> TokenSources:
+    """The sources of one finished request; counters may trail it by a step, so wait for them."""
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    while True:
+        delta = await read_sources(http, url) - before
+        if delta.accounts_for(prompt_tokens) or time.monotonic() > deadline:
+            return delta
+        await asyncio.sleep(_SETTLE_POLL_S)

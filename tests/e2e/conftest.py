@@ -1,0 +1,23 @@
+"""Models and servers for the end-to-end tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import EXECUTABLE, RedisServer, running_redis
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where made models are kept for this run."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A real Redis server of the test's own."""
+    if EXECUTABLE is None:
+        pytest.skip("no redis-server on the path")
+    with running_redis() as server:
+        yield server

@@ -65,11 +65,9 @@ class SavePlanner:
             owned = blocks()[position]
             span = (record.request, group, start, min(stop, len(owned)))
             keys, published = self._geometry.keys_of(*span), self._geometry.published_keys(*span)
-            for index, key in enumerate(keys, start):
+            for index, (key, name) in enumerate(zip(keys, published, strict=True), start):
                 # Not published (yet), or under the hash of a part of the block only.
-                if owned[index].is_null or owned[index].block_hash != bytes(
-                    published[index - start]
-                ):
+                if owned[index].is_null or owned[index].block_hash != bytes(name):
                     continue
                 # vLLM publishes in order and, in a sliding window, not every block: what
                 # lies before a published block is published now or never.

@@ -61,8 +61,8 @@ def handbook() -> str:
     rng = random.Random("handbook")
     rules = [
         f"Rule {number}. To {rng.choice(_ACTIONS)} the {rng.choice(_AREAS)} "
-        f"{rng.choice(_OBJECTS)}, first {rng.choice(_ACTIONS)} its {rng.choice(_OBJECTS)} and wait {rng.randint(2, 90)} "
-        f"minutes before the next step."
+        f"{rng.choice(_OBJECTS)}, first {rng.choice(_ACTIONS)} its {rng.choice(_OBJECTS)} "
+        f"and wait {rng.randint(2, 90)} minutes before the next step."
         for number in range(1, _HANDBOOK_RULES + 1)
     ]
     return "You are one of a team of engineers. Follow the team's handbook.\n" + "\n".join(rules)

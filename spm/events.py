@@ -62,6 +62,13 @@ class BlocksMissing:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksDoubted:
+    """Their predecessors were gone from the remote store; they were not asked for."""
+
+    keys: Sequence[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
 class CacheReset:
     """Nothing stored before may be used again."""
 
@@ -74,5 +81,6 @@ LifecycleEvent = (
     | BlocksStored
     | BlocksConfirmed
     | BlocksMissing
+    | BlocksDoubted
     | CacheReset
 )

@@ -12,6 +12,7 @@ from spm.config import SpmConfig
 from spm.events import (
     BlocksAssociated,
     BlocksConfirmed,
+    BlocksDoubted,
     BlocksMissing,
     BlocksStored,
     CacheReset,
@@ -71,6 +72,8 @@ class SessionAwarePoolingManager:
                 self.residency.confirm_remote(confirmed)
             case BlocksMissing(missing):
                 self.residency.forget(missing)
+            case BlocksDoubted(doubted):
+                self.residency.doubt_remote(doubted)
             case CacheReset():
                 self.residency.clear()
 

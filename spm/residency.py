@@ -80,6 +80,11 @@ class ResidencyIndex:
             self._remote.pop(key, None)
             self._remote_partial.pop(key, None)
 
+    def doubt_remote(self, keys: Iterable[BlockKey]) -> None:
+        """What was known of the remote store may be outdated (it came back empty, say)."""
+        for key in keys:
+            self._remote.pop(key, None)
+
     def tier_of(self, key: BlockKey) -> Tier | None:
         """Nearest tier known to hold the block; ``None``: not known."""
         if self._host.get(key) == self._all_ranks:

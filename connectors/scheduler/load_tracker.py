@@ -9,7 +9,7 @@ from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.records import LoadJob, RequestRecord
 from spm.errors import IntegrityError
-from spm.events import BlocksConfirmed, BlocksMissing
+from spm.events import BlocksConfirmed, BlocksDoubted, BlocksMissing
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric
 from spm.residency import Tier
@@ -119,6 +119,8 @@ class LoadTracker:
             self._manager.handle(BlocksConfirmed(result.remote_keys))
             gone = [key for key, why in result.failed.items() if why in _GONE]
             self._manager.handle(BlocksMissing(gone))
+            if gone:
+                self._manager.handle(BlocksDoubted(list(result.failed)))
         if job.ranks_left == 0:
             del self._jobs[result.job_id]
             self._finish(result.job_id, job, records.get(job.request_id))

@@ -1,15 +1,15 @@
 """Frozen, validated settings from ``kv_connector_extra_config``.
 
-Every refusal quotes the key, the value and what is allowed. Unknown keys are errors: a
-setting that is silently ignored is a setting somebody relies on.
+Every refusal quotes the key, the value (unless it may be a secret) and what is allowed.
+Unknown keys are errors: a setting that is silently ignored is a setting somebody relies on.
 """
 
 import difflib
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from spm.errors import ConfigError
 
@@ -18,6 +18,8 @@ MAX_TTL_S = 3600
 """Longest retention a hint may ask for (vLLM RFC #52113)."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]*)(:\d+)?(/[^#]*)?")
 
 
 def _number(default: float, low: float, high: float, doc: str) -> Any:  # noqa: ANN401
@@ -46,9 +48,13 @@ class RemoteConfig:
 
     @property
     def redacted_url(self) -> str:
-        """The URL without user and password, for logs and errors."""
-        parts = urlsplit(self.url)
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+        """Scheme, host and path, for logs and errors; nothing that could be a password."""
+        scheme, _, rest = self.url.partition("://")
+        user, _, place = rest.rpartition("@")
+        place = place.partition("?")[0]
+        if scheme not in _SCHEMES or "?" in user or not _PLACE.fullmatch(place):
+            return "(unreadable URL)"
+        return f"{scheme}://{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,17 @@ class SpmConfig:
 def _build(cls: Any, raw: object, prefix: str) -> Any:  # noqa: ANN401
     """Construct dataclass ``cls`` from a JSON object, checking every key and value."""
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.') or 'extra config'}={raw!r}: an object is needed")
+        name = prefix.rstrip(".") or "extra config"
+        raise ConfigError(f"{name}={_shown(raw)}: an object is needed")
     known = {f.name: f for f in fields(cls)}
     values: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"; did you mean {prefix}{near[0]}?" if near else ""
-            raise ConfigError(f"{prefix}{key}={value!r}: unknown key{hint}; known: {sorted(known)}")
+            raise ConfigError(
+                f"{prefix}{key}={_shown(value)}: unknown key{hint}; known: {sorted(known)}"
+            )
         values[key] = _check(prefix + key, known[key].type, known[key].metadata, value)
     if cls is RemoteConfig:
         if "url" not in values:
@@ -130,10 +139,10 @@ def _check(name: str, kind: object, metadata: Mapping[str, Any], value: object) 
     choices = getattr(kind, "__args__", None)
     if choices is not None:
         if value not in choices:
-            raise ConfigError(f"{name}={value!r}: one of {sorted(choices)}")
+            raise ConfigError(f"{name}={_shown(value, text=True)}: one of {sorted(choices)}")
         return value
     if not isinstance(value, str):
-        raise ConfigError(f"{name}={value!r}: a string is needed")
+        raise ConfigError(f"{name}={_shown(value)}: a string is needed")
     return value
 
 
@@ -142,17 +151,26 @@ def _check_number(
 ) -> int | float:
     what = "a whole number" if whole else "a number"
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise ConfigError(f"{name}={value!r}: {what} from {bounds[0]} to {bounds[1]} is needed")
+        raise ConfigError(
+            f"{name}={_shown(value, text=True)}: {what} from {bounds[0]} to {bounds[1]} is needed"
+        )
     if not bounds[0] <= value <= bounds[1]:
         raise ConfigError(f"{name}={value!r}: out of range, {what} from {bounds[0]} to {bounds[1]}")
     return value if whole else float(value)
 
 
-_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+def _shown(value: object, *, text: bool = False) -> str:
+    """``repr`` for an error. Objects, lists, URLs and, unless ``text``, all strings are only
+    named: under a misspelt key or in a wrong place they may be a password."""
+    plain = value is None or isinstance(value, (bool, int, float))
+    if plain or (text and isinstance(value, str) and not re.search(r"[:@]", value)):
+        return reprlib.repr(value)
+    return f"({type(value).__name__}, not shown)"
 
 
 def _check_url(url: str) -> None:
     """The scheme decides the client; a URL may hold a password, so it is never quoted."""
-    scheme = urlsplit(url).scheme
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"remote.url has scheme {scheme!r}: one of {list(_SCHEMES)}")
+    scheme, separator, _ = url.partition("://")
+    if scheme not in _SCHEMES or not separator:
+        shown = _shown(scheme, text=True) if separator else "''"
+        raise ConfigError(f"remote.url has scheme {shown}: one of {list(_SCHEMES)}")

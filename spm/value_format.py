@@ -93,4 +93,6 @@ def _read_header(value: memoryview) -> dict[str, Any]:
         raise BadValueError("header is not msgpack") from error
     if not isinstance(header, dict):
         raise BadValueError("header is not a map")
+    if any(value[_PREFIX_BYTES + length : HEADER_BYTES]):
+        raise BadValueError("bytes between header and payload are not zero")
     return header

@@ -64,12 +64,14 @@ def plan_hit(
     )
     unknown: list[BlockKey] = []
     if possible > held:
+        shortest = held - held % alignment_tokens + alignment_tokens  # that would be longer
         for group, states in zip(groups, known, strict=True):
+            start = group.geometry.first_needed_block(shortest) - group.first_block
             stop = possible // group.geometry.block_tokens - group.first_block
             unknown.extend(
-                key
-                for key, state in zip(group.keys[:stop], states[:stop], strict=True)
-                if state is Presence.UNKNOWN
+                group.keys[index]
+                for index in range(max(0, start), stop)
+                if states[index] is Presence.UNKNOWN
             )
     return HitPlan(_hit(groups, local_tokens, held), tuple(unknown))
 

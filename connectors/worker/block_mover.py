@@ -35,11 +35,14 @@ class BlockMover(ABC):
 
     @abstractmethod
     def scatter(self, layout: GroupLayout, places: Sequence[Place]) -> None:
-        """Copy blocks in; returns when they are visible to compute submitted later."""
+        """Copy blocks in, after all compute submitted before the last :meth:`fence`;
+        returns when they are visible to compute submitted later."""
 
     @abstractmethod
     def fence(self) -> None:
-        """Make compute submitted from now on wait for the gathers started so far."""
+        """Make compute submitted from now on wait for the gathers started so far, and
+        scatters from now on wait for the compute submitted so far: it may still use the
+        blocks they fill, for the requests that had them before."""
 
     @property
     @abstractmethod
@@ -95,9 +98,11 @@ class CudaBlockMover(BlockMover):
         self._load_stream = torch.cuda.Stream(device)
 
     def gather(self, layout: GroupLayout, places: Sequence[Place]) -> object:
-        ids = torch.tensor([block_id for block_id, _ in places], device=self._device)
-        self._save_stream.wait_stream(torch.cuda.current_stream(self._device))
+        compute = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._save_stream):
+            # Not on the compute stream, which could reuse this memory before it is read here.
+            ids = self._ids(places)
+            self._save_stream.wait_stream(compute)
             gathered = gather_rows(layout, ids)
             for row, (_, payload) in zip(gathered, places, strict=True):
                 torch.from_numpy(payload).copy_(row, non_blocking=True)
@@ -111,7 +116,7 @@ class CudaBlockMover(BlockMover):
 
     def scatter(self, layout: GroupLayout, places: Sequence[Place]) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._load_stream):
-            ids = torch.tensor([block_id for block_id, _ in places], device=self._device)
+            ids = self._ids(places)
             rows = torch.empty(
                 (len(places), layout.payload_bytes), dtype=torch.uint8, device=self._device
             )
@@ -121,15 +126,24 @@ class CudaBlockMover(BlockMover):
             self._load_stream.synchronize()
 
     def fence(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._save_stream)
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_stream(self._save_stream)
+        self._load_stream.wait_stream(compute)
 
     @property
     def allocate(self) -> Allocator:
-        return _allocate_pinned
+        return allocate_pinned
+
+    def _ids(self, places: Sequence[Place]) -> torch.Tensor:
+        """Block ids on the device, in memory of the current stream, without waiting for it."""
+        ids = torch.tensor([block_id for block_id, _ in places], pin_memory=True)
+        return ids.to(self._device, non_blocking=True)
 
 
 def gather_rows(layout: GroupLayout, ids: torch.Tensor) -> torch.Tensor:
     """``[blocks, payload_bytes]`` uint8 on the device of the KV memory."""
+    if not layout.runs:
+        return torch.empty((len(ids), 0), dtype=torch.uint8, device=ids.device)
     parts = [
         run.view.index_select(1, ids).movedim(1, 0).reshape(len(ids), -1) for run in layout.runs
     ]
@@ -146,8 +160,13 @@ def scatter_rows(layout: GroupLayout, ids: torch.Tensor, rows: torch.Tensor) -> 
         offset += run.block_bytes
 
 
-def _allocate_pinned(size_bytes: int) -> ByteArray:
-    array: ByteArray = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+def allocate_pinned(size_bytes: int) -> ByteArray:
+    """Host memory that a device copies to and from without a detour."""
+    try:
+        tensor = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:  # what torch raises when no more memory can be pinned
+        raise MemoryError(f"cannot pin {size_bytes} bytes") from error
+    array: ByteArray = tensor.numpy()
     return array
 
 

@@ -5,15 +5,14 @@ threads and leave what they have to say in the report that goes up with the next
 """
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
 from connectors.groups import CacheGeometry
-from connectors.metadata import LayoutHandshake, LoadResult, RankReport, StepCommands, WorkerReport
-from connectors.stores.base import StoreKey
+from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
+from connectors.stores.base import KVStore
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.stores.memory import MemoryStore
@@ -22,65 +21,20 @@ from connectors.worker.block_mover import BlockMover, block_mover
 from connectors.worker.layout import group_layout
 from connectors.worker.layout_check import verify_layout
 from connectors.worker.loader import Loader
-from connectors.worker.saver import SaveListener, Saver
+from connectors.worker.news import WorkerNews
+from connectors.worker.saver import Saver
 from connectors.worker.values import ValueCodec
 from spm.breaker import CircuitBreaker
 from spm.config import BreakerConfig, SpmConfig
 from spm.errors import IntegrityError, LayoutError
-from spm.keys import Rank, block_key_of
+from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
 from spm.value_format import HEADER_BYTES
-from tracker.ids import BlockKey
 
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a load to end, instead of spinning."""
-
-
-class _Report(SaveListener):
-    """Collects one rank's news from all threads; drained by the main thread."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.progress = threading.Event()
-        """Set when a load or save ended; the main thread clears and waits on it."""
-        self._rank = rank
-        self._lock = threading.Lock()
-        self._epoch = b""
-        self._report = RankReport(rank, b"")
-
-    def start_epoch(self, epoch: bytes) -> None:
-        """Host changes reported from now on belong to ``epoch``."""
-        with self._lock:
-            self._epoch = epoch
-            self._report.epoch = epoch
-            self._report.host_changes.clear()
-            self._report.remote_stored.clear()
-
-    def host_stored(self, keys: Sequence[BlockKey]) -> None:
-        with self._lock:
-            self._report.host_changes.update(dict.fromkeys(keys, True))
-
-    def host_evicted(self, name: StoreKey) -> None:
-        """The memory store's eviction callback."""
-        with self._lock:
-            self._report.host_changes[block_key_of(name)] = False
-
-    def remote_stored(self, keys: Sequence[BlockKey]) -> None:
-        with self._lock:
-            self._report.remote_stored.extend(keys)
-
-    def save_done(self, keys: Sequence[BlockKey]) -> None:
-        with self._lock:
-            self._report.saves_done.extend(keys)
-        self.progress.set()
-
-    def drain(self, loads: list[LoadResult]) -> RankReport:
-        """Everything since the last drain."""
-        with self._lock:
-            report, self._report = self._report, RankReport(self._rank, self._epoch)
-        report.loads = loads
-        return report
 
 
 class WorkerHalf:
@@ -94,15 +48,18 @@ class WorkerHalf:
         num_blocks: int,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        make_remote: Callable[..., KVStore] = create_remote_store,
     ) -> None:
+        """``make_remote`` takes the arguments of :func:`create_remote_store`."""
         self._config = config
         self._geometry = geometry
         self._rank = rank
         self._num_blocks = num_blocks
         self._counters = counters
         self._clock = clock
-        self._report = _Report(rank)
-        self._epoch = b""
+        self._make_remote = make_remote
+        self._news = WorkerNews(rank)
+        self._key_space: KeySpace | None = None
         self._ended: list[LoadResult] = []
         self._commands: StepCommands | None = None
         self._started = False
@@ -145,14 +102,14 @@ class WorkerHalf:
         config = self._config
         self._pool = BufferPool(config.host_bytes + config.staging_bytes, mover.allocate)
         self._host = (
-            MemoryStore(self._pool, config.host_bytes, self._report.host_evicted)
+            MemoryStore(self._pool, config.host_bytes, self._news.host_evicted)
             if config.host_bytes
             else None
         )
         remote = config.remote
         self._stores = TieredStore(
             self._host,
-            create_remote_store(
+            self._make_remote(
                 remote.kind,
                 pool=self._pool,
                 url=remote.url,
@@ -162,6 +119,7 @@ class WorkerHalf:
             if remote
             else None,
             remote_breaker(config, self._clock),
+            self._clock,
         )
         self._loader = Loader(
             self._stores,
@@ -169,8 +127,8 @@ class WorkerHalf:
             self._codec,
             config,
             self._counters,
-            lambda key: self._report.host_stored((key,)),
-            self._report.progress,
+            lambda name: self._news.host_stored((name,)),
+            self._news.progress,
             self._clock,
         )
         self._saver = Saver(
@@ -180,7 +138,7 @@ class WorkerHalf:
             self._codec,
             config,
             self._counters,
-            self._report,
+            self._news,
             self._clock,
         )
         self._started = True
@@ -200,11 +158,11 @@ class WorkerHalf:
         """Before the forward pass: later compute waits for earlier copies."""
         self._commands = commands
         self._mover.fence()
-        if commands.key_space.epoch != self._epoch:
-            self._epoch = commands.key_space.epoch
+        if commands.key_space != self._key_space:
+            self._key_space = commands.key_space
+            self._news.start_epoch(commands.key_space)
             if self._host is not None:
                 self._host.clear()
-            self._report.start_epoch(self._epoch)
 
     def start_loads(self) -> None:
         """Queue this step's loads; does not depend on a forward pass."""
@@ -229,11 +187,11 @@ class WorkerHalf:
 
     def collect_loads(self) -> list[LoadResult]:
         """Loads that ended. A step that computes nothing waits a moment for one."""
-        self._report.progress.clear()
+        self._news.progress.clear()
         results = self._loader.collect()
         idle = self._commands is not None and not self._commands.has_forward
         if not results and idle and (self._loader.busy or self._saver.busy):
-            self._report.progress.wait(_IDLE_WAIT_S)
+            self._news.progress.wait(_IDLE_WAIT_S)
             results = self._loader.collect()
         self._ended.extend(results)
         return results
@@ -241,7 +199,7 @@ class WorkerHalf:
     def report(self) -> WorkerReport | None:
         """News for the scheduler half; ``None`` if there is none."""
         loads, self._ended = self._ended, []
-        rank_report = self._report.drain(loads)
+        rank_report = self._news.drain(loads, self._host)
         return None if rank_report.is_empty() else WorkerReport([rank_report])
 
     def end_step(self) -> None:

@@ -86,13 +86,35 @@ def group_layout(
         if name not in kv_caches:
             continue  # another pipeline stage's layer, or one that shares this rank's KV
         view = block_view(kv_caches[name], num_blocks)
-        inner = [(size, stride) for size, stride in zip(view.shape, view.stride(), strict=True)]
-        digest.update(f"{name} {view.dtype} {inner[1:]};".encode())
+        _refuse_overlap(view)
+        digest.update(f"{name} {view.dtype} {_memory_order(view)};".encode())
         views.append(view)
         segments.extend(_segments(view))
     return GroupLayout(
         geometry.group, tuple(_runs(segments, views, num_blocks)), digest.hexdigest()
     )
+
+
+def _refuse_overlap(view: torch.Tensor) -> None:
+    """Raise :class:`LayoutError` if two elements may share memory, as in expanded tensors."""
+    extent = 1
+    dims = zip(view.stride(), view.shape, strict=True)
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride < extent:
+            raise LayoutError(
+                f"KV tensor of shape {tuple(view.shape)} with strides {view.stride()} overlaps "
+                "itself: unknown layout"
+            )
+        extent += stride * (size - 1)
+
+
+def _memory_order(view: torch.Tensor) -> list[tuple[int, int]]:
+    """Axes of a block and their sizes, outermost in memory first: what the order of a
+    payload's bytes depends on. Strides would also tell the number of blocks, in which
+    engines that share a store may differ."""
+    axes = [axis for axis in range(1, view.dim()) if view.shape[axis] > 1]
+    axes.sort(key=view.stride, reverse=True)
+    return [(axis, int(view.shape[axis])) for axis in axes]
 
 
 def _segments(view: torch.Tensor) -> list[Segment]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
-from connectors.stores.base import ReadRequest
+from connectors.stores.base import ReadRequest, StoreKey
 from connectors.stores.tiered import TieredStore, TierHit
 from connectors.worker.block_mover import BlockMover, Place
 from connectors.worker.load_job import LoadJob
@@ -25,7 +25,7 @@ from spm.keys import KeySpace
 from spm.metrics import Counters, Metric
 from spm.residency import Tier
 from spm.value_format import check_value
-from tracker.ids import BlockKey, GroupId, split_block_key
+from tracker.ids import GroupId, split_block_key
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Loader:
         codec: ValueCodec,
         config: SpmConfig,
         counters: Counters,
-        on_promoted: Callable[[BlockKey], None],
+        on_promoted: Callable[[StoreKey], None],
         progress: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -210,9 +210,9 @@ class Loader:
             self._mover.scatter(self._codec.layouts[group], group_places)
 
     def _promote(self, good: Sequence[tuple[BlockMove, ReadRequest, TierHit]]) -> None:
-        for move, read, hit in good:
+        for _, read, hit in good:
             if hit.tier is Tier.REMOTE and self._stores.promote(read.key, hit.buffer):
-                self._on_promoted(move.key)
+                self._on_promoted(read.key)
 
     def close(self) -> None:
         """Stop the threads; each finishes at most the batch it is in."""

@@ -52,10 +52,10 @@ class _Gathered:
 class SaveListener:
     """What the saver reports, from its thread; the worker half implements it."""
 
-    def host_stored(self, keys: Sequence[BlockKey]) -> None:
-        """In the host tier now."""
+    def host_stored(self, names: Sequence[StoreKey]) -> None:
+        """Put into the host tier."""
 
-    def remote_stored(self, keys: Sequence[BlockKey]) -> None:
+    def remote_stored(self, names: Sequence[StoreKey]) -> None:
         """Acknowledged by the remote store."""
 
     def save_done(self, keys: Sequence[BlockKey]) -> None:
@@ -113,12 +113,26 @@ class Saver:
             self._listener.save_done(skipped)
         if not values:
             return
-        tickets = [
-            self._mover.gather(self._codec.layouts[group], group_places)
-            for group, group_places in places.items()
-        ]
+        tickets: list[object] = []
+        try:
+            for group, group_places in places.items():
+                tickets.append(self._mover.gather(self._codec.layouts[group], group_places))
+        except Exception:  # out of device memory, say: a step does not fail for its saves
+            logger.exception("blocks could not be copied out; they are not stored")
+            self._counters.add(Metric.INTERNAL_ERRORS, label="saver")
+            for ticket in tickets:
+                self._mover.finish_gather(ticket)
+            self._answer(values)
+            return
         self._count_open(len(values))
         self._gathered.put(_Gathered(values, tickets, key_space))
+
+    def _answer(self, values: Sequence[_Value]) -> None:
+        """Done with these, well or badly. The answer lets the scheduler half send more, so
+        their memory is given back first."""
+        for value in values:
+            value.buffer.release()
+        self._listener.save_done([value.key for value in values])
 
     def _count_open(self, change: int) -> None:
         with self._open_lock:
@@ -157,7 +171,7 @@ class Saver:
         stored = self._stores.put_host([(value.name, value.buffer) for value in item.values])
         kept = [value for value, ok in zip(item.values, stored, strict=True) if ok]
         self._count_saved(Tier.HOST, kept)
-        self._listener.host_stored([value.key for value in kept])
+        self._listener.host_stored([value.name for value in kept])
 
     def _next_batch(self, remote: deque[_Value]) -> list[_Value]:
         batch, size = [remote.popleft()], 0
@@ -179,14 +193,12 @@ class Saver:
             kept = [value for value in batch if value.name in named]
             self._count_saved(Tier.REMOTE, kept)
             self._counters.add(Metric.SAVES_SKIPPED, len(batch) - len(kept), "remote")
-            self._listener.remote_stored([value.key for value in kept])
+            self._listener.remote_stored([value.name for value in kept])
         except StoreError as error:
             logger.info("%d blocks were not stored: %s", len(batch), error)
             self._counters.add(Metric.SAVES_SKIPPED, len(batch), "remote")
         finally:
-            self._listener.save_done([value.key for value in batch])
-            for value in batch:
-                value.buffer.release()
+            self._answer(batch)
             self._count_open(-len(batch))
 
     def _count_saved(self, tier: Tier, values: Sequence[_Value]) -> None:

@@ -31,18 +31,28 @@ def session_identity(
 ) -> SessionIdentity:
     """Identity from ``kv_transfer_params.agent_hint`` if given, else vLLM's ``session_id``.
 
-    The hint wins because it is the more specific statement about the same request.
+    The hint wins because it is the more specific statement about the same request. A
+    null says nothing, as if the field were absent.
     """
-    hint = (kv_transfer_params or {}).get("agent_hint")
-    malformed = hint is not None and not isinstance(hint, Mapping)
-    fields: Mapping[str, Any] = hint if isinstance(hint, Mapping) else {}
-    given = fields.get("session_id", session_id)
+    params, params_malformed = _mapping(kv_transfer_params)
+    fields, malformed = _mapping(params.get("agent_hint"))
+    malformed |= params_malformed
+    given = fields.get("session_id")
+    if given is None:
+        given = session_id
     ref = _ref(given)
     parent_given = fields.get("parent_session_id")
     parent = _ref(parent_given)
     malformed |= given is not None and ref is None
     malformed |= parent_given is not None and parent is None
     return SessionIdentity(ref, parent if ref is not None else None, malformed)
+
+
+def _mapping(value: object) -> tuple[Mapping[str, Any], bool]:
+    """``value`` if it is an object, else an empty one; and whether it was malformed."""
+    if isinstance(value, Mapping):
+        return value, False
+    return {}, value is not None
 
 
 def _ref(value: object) -> SessionRef | None:

@@ -84,6 +84,7 @@ class ResidencyIndex:
         """What was known of the remote store may be outdated (it came back empty, say)."""
         for key in keys:
             self._remote.pop(key, None)
+            self._remote_partial.pop(key, None)
 
     def tier_of(self, key: BlockKey) -> Tier | None:
         """Nearest tier known to hold the block; ``None``: not known."""
@@ -98,7 +99,7 @@ class ResidencyIndex:
         return key in self._remote
 
     def remote_is_fresh(self, key: BlockKey) -> bool:
-        """Whether remote presence was confirmed less than ``remote_ttl_s`` ago."""
+        """Whether remote presence was confirmed at most ``remote_ttl_s`` ago."""
         confirmed_s = self._remote.get(key)
         return confirmed_s is not None and self._clock() - confirmed_s <= self._remote_ttl_s
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from spm.config import SpmConfig
+from spm.errors import IntegrityError
 from spm.events import (
     BlocksAssociated,
     BlocksConfirmed,
@@ -53,12 +54,16 @@ class SessionAwarePoolingManager:
         """Apply one event. Idempotent; never raises for a session or key it does not know."""
         match event:
             case SessionOpened(ref, parent):
-                self._note(self.tracker.open(ref, parent))
+                outcome = self.tracker.open(ref, parent)
+                self._note(outcome)
                 self._wheel.register(ref, self._session_ttl_s)
+                if parent is not None and outcome.refused is None:
+                    self._wheel.register(parent, self._session_ttl_s)
             case BlocksAssociated(ref, keys):
+                self._note(self.tracker.open(ref))
+                self._wheel.register(ref, self._session_ttl_s)
                 for group, blocks in keys.items():
                     self._note(self.tracker.associate(ref, group, 0, blocks))
-                self._wheel.register(ref, self._session_ttl_s)
             case SessionEnded(ref, tree):
                 ended = self.tracker.free_session_tree(ref) if tree else [ref]
                 for one in ended:
@@ -95,3 +100,7 @@ class SessionAwarePoolingManager:
         self.tracker.check_integrity()
         self.residency.check_integrity()
         self._wheel.check_integrity()
+        if len(self._wheel) != self.tracker.num_sessions:
+            raise IntegrityError(
+                f"{self.tracker.num_sessions} sessions, {len(self._wheel)} deadlines"
+            )

@@ -42,12 +42,14 @@ class SpmStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """The counters of one interval, for vLLM's log line."""
-        return {key.rstrip("|"): amount for key, amount in self._part(_COUNTERS).items()}
+        """The counters of one interval and the last gauges, for vLLM's log line."""
+        both = {**self._part(_COUNTERS), **self._part(_GAUGES)}
+        return {key.rstrip("|"): amount for key, amount in both.items()}
 
     def is_empty(self) -> bool:
-        """Nothing happened: gauges alone are not worth a log line."""
-        return not self._part(_COUNTERS)
+        """Nothing to tell. vLLM drops empty stats, so gauges count: they fall to zero in
+        steps in which no counter moves."""
+        return not self._part(_COUNTERS) and not self._part(_GAUGES)
 
 
 class SpmPromMetrics(KVConnectorPromMetrics):

@@ -30,7 +30,11 @@ def engine_fingerprint(
         hf_config.pop(volatile, None)
     return fingerprint_of(
         {
-            "model": weights_identity(model.model, model.revision),
+            # An object-store model lives in model_weights; model is then a scratch directory.
+            "model": weights_identity(
+                model.model_weights or model.model,
+                getattr(model.hf_config, "_commit_hash", None) or model.revision,
+            ),
             "hf_config": json.dumps(hf_config, sort_keys=True, default=str),
             "dtype": str(model.dtype),
             "quantization": str(model.quantization),

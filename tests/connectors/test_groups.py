@@ -85,7 +85,7 @@ def test_a_hybrid_of_full_and_sliding_window() -> None:
 
 
 def test_layers_of_one_type_may_differ_in_heads() -> None:
-    layers = {
+    layers: dict[str, KVCacheSpec] = {
         "a": full(),
         "b": FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=4, dtype=torch.float16),
     }

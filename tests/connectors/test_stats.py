@@ -92,7 +92,7 @@ def test_stats_survive_the_way_to_the_api_server() -> None:
 
 
 def test_vllms_log_line_sums_an_interval_and_starts_over() -> None:
-    logging = KVConnectorLogging(
+    logging: Any = KVConnectorLogging(
         KVTransferConfig(
             kv_connector="SessionAwareConnector",
             kv_connector_module_path="connectors.session_aware",

@@ -20,9 +20,11 @@ def hinted(**fields: object) -> dict[str, object]:
     return {"agent_hint": fields}
 
 
-def test_nothing_sent_is_nobody_and_not_malformed() -> None:
-    for params in (None, {}, {"other": 1}, {"agent_hint": None}, {"agent_hint": {}}):
-        assert session_identity(None, params) == SessionIdentity(None, None, False)
+@pytest.mark.parametrize(
+    "params", [None, {}, {"other": 1}, {"agent_hint": None}, {"agent_hint": {}}]
+)
+def test_nothing_sent_is_nobody_and_not_malformed(params: dict[str, object] | None) -> None:
+    assert session_identity(None, params) == SessionIdentity(None, None, False)
 
 
 def test_identity_from_vllms_own_field() -> None:

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -79,8 +80,8 @@ def test_drains_add_up_to_what_was_added(
             counters.add(metric, amount, label)
             key = metric_key(metric, label)
             expected[key] = expected.get(key, 0) + amount
-        for key, amount in counters.drain().items():
-            seen[key] = seen.get(key, 0) + amount
+        for key, drained in counters.drain().items():
+            seen[key] = seen.get(key, 0) + drained
     assert seen == expected
 
 
@@ -106,12 +107,12 @@ def test_no_increment_is_lost_between_threads() -> None:
     assert total == 12_000
 
 
-class SlowInt(int):
-    """A number whose addition gives other threads a chance: a read-modify-write shows."""
+class Yielding(float):
+    """A number whose addition gives other threads a turn: a read-modify-write shows."""
 
     def __radd__(self, other: float) -> float:
-        threading.Event().wait(0.0005)
-        return other + int(self)
+        time.sleep(0)
+        return other + float(self)
 
 
 def test_adding_is_one_step_for_other_threads() -> None:
@@ -119,12 +120,12 @@ def test_adding_is_one_step_for_other_threads() -> None:
     counters.add(Metric.LOAD_SECONDS, 0)
 
     def work() -> None:
-        for _ in range(20):
-            counters.add(Metric.LOAD_SECONDS, SlowInt(1))
+        for _ in range(200):
+            counters.add(Metric.LOAD_SECONDS, Yielding(1))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counters.drain() == {"spm:load_seconds|": 80}
+    assert counters.drain() == {"spm:load_seconds|": 800}

@@ -85,7 +85,7 @@ class SpmConfig:
     max_keys: int = _number(1_000_000, 1, 100_000_000, "block keys tracked, and known remote")
     session_ttl_s: int = _number(300, 0, MAX_TTL_S, "time after which an idle session is forgotten")
     residency_ttl_s: float = _number(
-        300.0, 0.0, 86_400.0, "age after which remote presence is asked for again"
+        300.0, 1.0, 86_400.0, "age after which remote presence is asked for again"
     )
 
     @classmethod

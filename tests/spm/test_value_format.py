@@ -179,6 +179,14 @@ def test_a_wrong_header_length_is_refused(length: int) -> None:
         refused(crafted(packed, length=length))
 
 
+def test_a_header_may_not_run_into_the_payload() -> None:
+    """Right in every field, but its last field would end in the payload."""
+    payload = bytes(HEADER_BYTES)
+    fields = header_map() | {"size": len(payload), "xxh3": checksum_of(memoryview(payload))}
+    packed = msgpack.packb(fields | {"more": b"\0" * HEADER_BYTES})
+    refused(crafted(packed, payload))
+
+
 @given(st.binary(max_size=HEADER_BYTES + 64))
 def test_random_bytes_are_refused(value: bytes) -> None:
     refused(value)

@@ -220,6 +220,7 @@ class SchedulerHalf:
         self._saves.drop_pending()
         for record in self._records.values():
             record.hit = None
+            record.lookup = None  # its answer is about keys of the old space
         logger.info("KV cache reset: values stored earlier will not be used again")
         return True
 

@@ -69,16 +69,19 @@ class LoadTracker:
         moves.sort(key=lambda move: move[0])  # prefix order, groups side by side
         self._last_job_id += 1
         request_id = record.request.request_id
-        counted = dict.fromkeys(hit.keys[self._counted.group].values())
+        keys = list(hit.keys[self._counted.group].values())
+        counted = dict.fromkeys(keys, self._counted.block_tokens)
+        if keys:
+            counted[keys[0]] += external_tokens - sum(counted.values())
         self._jobs[self._last_job_id] = LoadJob(request_id, self._world_size, counted)
         self._commands.append(
             LoadCommand(self._last_job_id, request_id, tuple(move for _, move in moves))
         )
         record.job_id = self._last_job_id
-        tiers = [self._manager.residency.tier_of(key) or Tier.REMOTE for key in counted]
-        record.loaded_tokens = {
-            tier: tiers.count(tier) * self._counted.block_tokens for tier in set(tiers)
-        }
+        by_tier = dict.fromkeys(Tier, 0)
+        for key, tokens in counted.items():
+            by_tier[self._manager.residency.tier_of(key) or Tier.REMOTE] += tokens
+        record.note_loaded(by_tier)
 
     def _shorten(self, record: RequestRecord, hit: Hit, external_tokens: int) -> Hit:
         """vLLM took another length than was offered; needed blocks follow from it."""
@@ -125,30 +128,30 @@ class LoadTracker:
             del self._jobs[result.job_id]
             self._finish(result.job_id, job, records.get(job.request_id))
 
-    def _kept(self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]) -> dict[BlockKey, None]:
+    def _kept(self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]) -> dict[BlockKey, int]:
         """What vLLM keeps of a failed load: the blocks before the first that failed, or
         nothing when there are several groups."""
-        kept: dict[BlockKey, None] = {}
+        kept: dict[BlockKey, int] = {}
         if len(self._geometry.groups) > 1:
             return kept
-        for key in job.counted_keys:
+        for key, tokens in job.counted_keys.items():
             if key in failed:
                 break
-            kept[key] = None
+            kept[key] = tokens
         return kept
 
     def _finish(self, job_id: int, job: LoadJob, record: RequestRecord | None) -> None:
         self._counters.add(Metric.LOADS, label="failed" if job.failed else "ok")
-        tokens = self._counted.block_tokens
-        remote = sum(key in job.remote_keys for key in job.counted_keys) * tokens
-        host = len(job.counted_keys) * tokens - remote
+        counted = job.counted_keys.items()
+        remote = sum(tokens for key, tokens in counted if key in job.remote_keys)
+        host = sum(job.counted_keys.values()) - remote
         self._counters.add(Metric.LOADED_TOKENS, remote, Tier.REMOTE.value)
         self._counters.add(Metric.LOADED_TOKENS, host, Tier.HOST.value)
         if record is None or record.job_id != job_id:
             return
         record.job_id = None
         record.external_refused |= job.failed
-        record.loaded_tokens = {Tier.REMOTE: remote, Tier.HOST: host}
+        record.note_loaded({Tier.REMOTE: remote, Tier.HOST: host})
 
     def check_integrity(self, records: Mapping[str, RequestRecord]) -> None:
         """Raise :class:`IntegrityError` if a request waits for a load nobody is doing."""

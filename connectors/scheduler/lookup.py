@@ -99,6 +99,7 @@ class LookupService:
             except Exception:  # thread boundary: the thread must outlive any bug below
                 logger.exception("unexpected error in a lookup; the blocks count as absent")
                 self._counters.add(Metric.INTERNAL_ERRORS, label="lookup")
+                self._breaker.record_failure()
                 present = None
             self._answers.put(LookupAnswer(query, present))
 
@@ -109,13 +110,13 @@ class LookupService:
             return None
         flat = [name for names in query.names for name in names]
         try:
-            found = iter(self._store.contains_many(flat, query.deadline_s))
+            found = self._store.contains_many(flat, query.deadline_s)
         except StoreError as error:
             self._breaker.record_failure()
             self._counters.add(Metric.LOOKUPS, label="failed")
             logger.debug("lookup failed: %s", error)
             return None
+        by_name = dict(zip(flat, found, strict=True))
         self._breaker.record_success()
         self._counters.add(Metric.LOOKUPS, label="answered")
-        by_rank = [[next(found) for _ in names] for names in query.names]
-        return tuple(all(present) for present in by_rank)
+        return tuple(all(by_name[name] for name in names) for names in query.names)

@@ -39,6 +39,12 @@ class RequestRecord:
     gpu_tokens: int = 0
     loaded_tokens: dict[Tier, int] = field(default_factory=dict)
 
+    def note_loaded(self, tokens: dict[Tier, int]) -> None:
+        """Where the prompt came from: what happens after a preemption says nothing about it,
+        as in vLLM's own statistics."""
+        if not self.request.num_preemptions:
+            self.loaded_tokens = tokens
+
 
 @dataclass(slots=True)
 class LoadJob:
@@ -46,7 +52,8 @@ class LoadJob:
 
     request_id: str
     ranks_left: int
-    counted_keys: dict[BlockKey, None]
-    """Keys of the group that token counts are taken from, in order."""
+    counted_keys: dict[BlockKey, int]
+    """Keys of the group that token counts are taken from, in order, and the tokens each
+    stands for: the first also for those that a sliding window has left behind."""
     failed: bool = False
     remote_keys: set[BlockKey] = field(default_factory=set)

@@ -88,7 +88,8 @@ class SavePlanner:
         while self._pending:
             key, (block, expected) = next(iter(self._pending.items()))
             size = self._value_bytes.get(split_block_key(key)[1], 0)
-            if self._inflight_bytes + size > self._limit_bytes:
+            # One is always let through, or a block above the limit would wait for ever.
+            if self._inflight and self._inflight_bytes + size > self._limit_bytes:
                 break
             del self._pending[key]
             if block.block_hash != expected:

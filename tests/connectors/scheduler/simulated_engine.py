@@ -1,0 +1,280 @@
+"""vLLM's real scheduler and our real connector around simulated workers.
+
+Steps as vLLM's engine core does, with and without asynchronous scheduling, and checks
+after every step what must hold at any time.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from connectors.groups import cache_geometry
+from connectors.metadata import LayoutHandshake, StepCommands
+from connectors.scheduler.half import SchedulerHalf
+from connectors.scheduler.lookup import LookupAnswer, LookupQuery, LookupService
+from connectors.session_aware import SessionAwareConnector
+from spm.config import SpmConfig
+from spm.keys import Fingerprint, Rank
+from spm.metrics import Counters
+from spm.residency import Tier
+from tests.connectors.scheduler import vllm_parts
+from tests.connectors.scheduler.simulated_worker import (
+    Conditions,
+    SimulatedModelRunner,
+    SimulatedWorkerHalf,
+    next_token,
+)
+
+if TYPE_CHECKING:
+    from vllm.forward_context import ForwardContext
+
+STEP_S = 0.01
+
+
+class SimulatedLookups(LookupService):
+    """Answers a query a given number of steps later; ``None``: never."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.steps: int | None = 0
+        self.queries: list[LookupQuery] = []
+        self._conditions = conditions
+        self._waiting: list[tuple[int, LookupQuery]] = []
+        self._now = 0
+
+    def tick(self) -> None:
+        self._now += 1
+
+    def submit(self, query: LookupQuery) -> bool:
+        self.queries.append(query)
+        if self.steps is not None:
+            self._waiting.append((self._now + self.steps, query))
+        return True
+
+    def poll(self) -> Sequence[LookupAnswer]:
+        due = [query for when, query in self._waiting if when <= self._now]
+        self._waiting = [(when, query) for when, query in self._waiting if when > self._now]
+        return [LookupAnswer(query, self._present(query)) for query in due]
+
+    def _present(self, query: LookupQuery) -> tuple[bool, ...]:
+        values = self._conditions.values
+        return tuple(all(name in values for name in names) for names in query.names)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Engine:
+    """One engine core. ``conditions`` may be shared with another engine: same store."""
+
+    def __init__(
+        self,
+        directory: Path,
+        model: Sequence[vllm_parts.Attention],
+        *,
+        asynchronous: bool,
+        conditions: Conditions,
+        num_blocks: int = 64,
+        world_size: int = 1,
+        save_inflight_bytes: int = 1 << 17,
+        value_bytes: int = 1 << 13,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        self.conditions = conditions
+        self.now_s = 1000.0
+        self.counters = Counters()
+        self.outputs: dict[str, list[int]] = {}
+        self.added_s: dict[str, float] = {}
+        self.ended: dict[str, str] = {}
+        self.params: dict[str, dict[str, Any]] = {}
+        extra: dict[str, Any] = {
+            "host_bytes": 1 << 20,
+            "staging_bytes": 1 << 20,
+            "save_inflight_bytes": save_inflight_bytes,
+        }
+        kv_cache = vllm_parts.kv_cache_config(model, num_blocks)
+        config = vllm_parts.vllm_config(
+            directory,
+            model,
+            asynchronous=asynchronous,
+            num_blocks=num_blocks,
+            world_size=world_size,
+            extra=extra,
+            **settings,
+        )
+        block_size, self._hash_tokens = resolve_kv_cache_block_sizes(kv_cache, config)
+        kv_cache.hash_block_size = self._hash_tokens
+        self._queue: deque[SchedulerOutput] = deque()
+        self._depth = config.max_concurrent_batches
+        self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+            config, kv_cache, StructuredOutputManager(config), block_size, self._hash_tokens
+        )
+        connector = self.scheduler.connector
+        assert isinstance(connector, SessionAwareConnector)
+        self.connector = connector
+        if conditions.tier is Tier.REMOTE:
+            extra |= {"remote": {"url": "redis://nowhere"}, "host_bytes": 0}
+        self.lookups = SimulatedLookups(conditions)
+        self.half = SchedulerHalf(
+            SpmConfig.from_extra_config(extra),
+            cache_geometry(config, kv_cache),
+            world_size,
+            lambda layouts: Fingerprint(bytes(16)),
+            self.lookups if conditions.tier is Tier.REMOTE else None,
+            self.counters,
+            lambda: self.now_s,
+        )
+        connector.scheduler_half = self.half
+        connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
+        sizes = (value_bytes,) * len(model)
+        ranks = [Rank(rank) for rank in range(world_size)]
+        connector.set_xfer_handshake_metadata_pp_aware(
+            {(0, rank): LayoutHandshake(rank, "layout", sizes) for rank in ranks}
+        )
+        self._aggregator = KVOutputAggregator(world_size)
+        self.workers = [SimulatedWorkerHalf(r, model, self._hash_tokens, conditions) for r in ranks]
+        self._runners = [SimulatedModelRunner(model, worker.slots) for worker in self.workers]
+        self._connectors = []
+        for worker in self.workers:
+            worker_side = SessionAwareConnector(config, KVConnectorRole.WORKER, kv_cache)
+            worker_side.worker_half = worker
+            self._connectors.append(worker_side)
+
+    # --- driving ------------------------------------------------------------------------
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 4,
+        session: str | None = None,
+    ) -> Request:
+        request = vllm_parts.make_request(
+            request_id,
+            prompt,
+            hash_tokens=self._hash_tokens,
+            max_tokens=max_tokens,
+            session=session,
+        )
+        self.outputs[request_id] = []
+        self.added_s[request_id] = self.now_s
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        if self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED):
+            self.ended[request_id] = "abort"
+        self.check()
+
+    def step(self) -> None:
+        """One turn of vLLM's engine loop."""
+        self.now_s += STEP_S
+        self.lookups.tick()
+        if self.scheduler.has_requests():
+            step = self.scheduler.schedule()
+            self._check_commands(step)
+            self._queue.append(step)
+            room = len(self._queue) < self._depth
+            if room and (step.total_num_scheduled_tokens or self.scheduler.has_requests()):
+                self.check()
+                return
+        if self._queue:
+            step = self._queue.popleft()
+            self._update(step, self._execute(step))
+        self.check()
+
+    def run(self, limit: int = 400) -> None:
+        """Step until nothing is left to do; then nothing may be left over."""
+        for _ in range(limit):
+            if not (self.scheduler.has_requests() or self._queue):
+                self.check(idle=True)
+                return
+            self.step()
+        raise AssertionError(f"still busy after {limit} steps: {self.half.gauges()}")
+
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        by_rank = []
+        for runner, connector in zip(self._runners, self._connectors, strict=True):
+            assert step.kv_connector_metadata is not None
+            connector.bind_connector_metadata(step.kv_connector_metadata)
+            sampled = runner.execute(step)
+            connector.start_load_kv(cast("ForwardContext", None))
+            connector.wait_for_save()
+            results = connector.get_transfer_results(step.finished_req_ids)
+            transfers = KVConnectorOutput(
+                finished_recving=results.finished_recving,
+                failed_recving=results.failed_recving,
+                invalid_block_ids=connector.get_block_ids_with_load_errors(),
+                kv_connector_worker_meta=connector.build_connector_worker_meta(),
+            )
+            connector.clear_connector_metadata()
+            by_rank.append(
+                ModelRunnerOutput(
+                    req_ids=list(sampled),
+                    req_id_to_index={name: index for index, name in enumerate(sampled)},
+                    sampled_token_ids=list(sampled.values()),
+                    kv_connector_output=transfers,
+                )
+            )
+        joined = self._aggregator.aggregate(list(by_rank))
+        assert joined is not None
+        return joined
+
+    def _update(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        for outputs in self.scheduler.update_from_output(step, result).values():
+            for output in outputs.outputs:
+                self.outputs[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.ended[output.request_id] = str(output.finish_reason)
+                    self.params[output.request_id] = output.kv_transfer_params or {}
+
+    # --- checking -----------------------------------------------------------------------
+
+    def _check_commands(self, step: SchedulerOutput) -> None:
+        commands, manager = step.kv_connector_metadata, self.scheduler.kv_cache_manager
+        assert isinstance(commands, StepCommands)
+        assert commands.has_forward == (step.total_num_scheduled_tokens > 0)
+        for load in commands.loads:
+            owned = {i for ids in manager.get_block_ids(load.request_id) for i in ids}
+            targets = [move.block_id for move in load.moves]
+            assert targets
+            assert len(set(targets)) == len(targets)
+            assert set(targets) <= owned
+        for move in commands.saves:
+            published = manager.block_pool.blocks[move.block_id].block_hash
+            assert published is not None
+            assert bytes(published) == move.key
+        keys = [move.key for move in commands.saves]
+        assert len(set(keys)) == len(keys)
+
+    def check(self, *, idle: bool = False) -> None:
+        self.connector.check_integrity(idle=idle)
+        if not idle:
+            return
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert not self.connector.has_pending_push_work()
+        assert not self.scheduler.requests
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "blocks leaked"
+        assert [b.block_id for b in pool.blocks if b.ref_cnt and not b.is_null] == []
+
+    def forget_gpu(self) -> None:
+        """Empty the GPU's own prefix cache: what comes next must come from the store."""
+        assert self.scheduler.reset_prefix_cache()
+
+
+def expected_output(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]

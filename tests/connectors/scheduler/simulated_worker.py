@@ -1,0 +1,229 @@
+"""A worker without a model: KV that knows which tokens it stands for, and a store.
+
+A slot of the simulated KV cache holds the tokens whose KV it stands for, so that reading
+a wrong, missing or outdated slot is seen at once, and so is storing it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from connectors.metadata import (
+    LoadCommand,
+    LoadFailure,
+    LoadResult,
+    RankReport,
+    StepCommands,
+    WorkerReport,
+)
+from connectors.worker.half import WorkerHalf
+from spm.keys import KeySpace, Rank, StoreKey
+from spm.residency import Tier
+from tests.connectors.scheduler.vllm_parts import VOCAB, Attention, block_hash_of
+from tracker.ids import BlockKey, split_block_key
+
+Slot = tuple[int, tuple[int, ...]]
+"""KV cache group, and all tokens up to and including the slot's own."""
+Place = tuple[int, int]
+"""Block id and offset in it."""
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the model without weights says next."""
+    return 3 + crc32(repr(list(tokens)).encode()) % (VOCAB - 3)
+
+
+@dataclass
+class Conditions:
+    """How the store and the workers behave; tests replace the parts they are about."""
+
+    tier: Tier = Tier.REMOTE
+    load_steps: Callable[[], int] = lambda: 0
+    """Steps a load takes beyond the one it is commanded in."""
+    save_steps: Callable[[], int] = lambda: 0
+    fails: Callable[[Rank, BlockKey], LoadFailure | None] = lambda rank, key: None
+    values: dict[StoreKey, list[Slot]] = field(default_factory=dict)
+
+
+@dataclass
+class _Transfer:
+    command: LoadCommand
+    key_space: KeySpace
+    steps_left: int
+
+
+class SimulatedWorkerHalf(WorkerHalf):
+    """Carries out commands on slots and reports as the real one does."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        model: Sequence[Attention],
+        hash_tokens: int,
+        conditions: Conditions,
+    ) -> None:
+        self.slots: dict[Place, Slot] = {}
+        self.num_saved = 0
+        self.num_loaded = 0
+        self._rank = rank
+        self._model = model
+        self._hash_tokens = hash_tokens
+        self._conditions = conditions
+        self._transfers: list[_Transfer] = []
+        self._saves: list[tuple[int, KeySpace, BlockKey]] = []
+        self._cancelled: set[int] = set()
+        self._outbox = RankReport(rank, b"")
+        self._results: list[LoadResult] = []
+
+    # --- a step, in vLLM's order --------------------------------------------------------
+
+    def begin_step(self, commands: StepCommands) -> None:
+        self._step = commands
+        if commands.key_space.epoch != self._outbox.epoch:
+            self._outbox.epoch = commands.key_space.epoch
+            self._outbox.host_changes, self._outbox.remote_stored = {}, []
+
+    def start_loads(self) -> None:
+        for command in self._step.loads:
+            steps = self._conditions.load_steps()
+            self._transfers.append(_Transfer(command, self._step.key_space, steps))
+        self._cancelled.update(self._step.cancelled_jobs)
+
+    def save(self) -> None:
+        key_space = self._step.key_space
+        for move in self._step.saves:
+            content = self._checked(move.key, move.block_id)
+            self._conditions.values[key_space.store_key(move.key, self._rank)] = content
+            self.num_saved += 1
+            self._saves.append((self._conditions.save_steps(), key_space, move.key))
+
+    def collect_loads(self) -> list[LoadResult]:
+        self._end_saves()
+        ended = [
+            t for t in self._transfers if not t.steps_left or t.command.job_id in self._cancelled
+        ]
+        self._transfers = [t for t in self._transfers if t not in ended]
+        for transfer in self._transfers:
+            transfer.steps_left -= 1
+        results = [self._load(transfer) for transfer in ended]
+        self._results += results
+        return results
+
+    def report(self) -> WorkerReport | None:
+        outbox, self._outbox = self._outbox, RankReport(self._rank, self._outbox.epoch)
+        outbox.loads, self._results = self._results, []
+        return None if outbox.is_empty() else WorkerReport([outbox])
+
+    def end_step(self) -> None:
+        del self._step
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _checked(self, key: BlockKey, block_id: int) -> list[Slot]:
+        """The content of a block to be saved, which must be what its key says."""
+        name, group = split_block_key(key)
+        places = [(block_id, offset) for offset in range(self._model[group].block_tokens)]
+        content = [self.slots[place] for place in places if place in self.slots]
+        assert len(content) == len(places), "a block is saved before it is full"
+        tokens = content[-1][1]
+        first = len(tokens) - len(places) + 1
+        assert content == [(group, tokens[: first + i]) for i in range(len(places))]
+        assert block_hash_of(tokens, self._hash_tokens) == name, "saved under another's key"
+        return content
+
+    def _end_saves(self) -> None:
+        for _, key_space, key in [save for save in self._saves if save[0] == 0]:
+            self._outbox.saves_done.append(key)
+            if key_space.epoch != self._outbox.epoch:
+                continue
+            if self._conditions.tier is Tier.HOST:
+                self._outbox.host_changes[key] = True
+            else:
+                self._outbox.remote_stored.append(key)
+        self._saves = [(steps - 1, space, key) for steps, space, key in self._saves if steps]
+
+    def _load(self, transfer: _Transfer) -> LoadResult:
+        command = transfer.command
+        result = LoadResult(command.job_id, command.request_id)
+        cancelled = command.job_id in self._cancelled
+        self._cancelled.discard(command.job_id)
+        for move in command.moves:
+            content = self._conditions.values.get(
+                transfer.key_space.store_key(move.key, self._rank)
+            )
+            why = self._conditions.fails(self._rank, move.key)
+            if cancelled:
+                why = LoadFailure.CANCELLED
+            elif result.failed:
+                why = LoadFailure.SKIPPED
+            elif content is None:
+                why = LoadFailure.MISSING
+            if why is None and content is not None:
+                for offset, slot in enumerate(content):
+                    self.slots[move.block_id, offset] = slot
+                host = self._conditions.tier is Tier.HOST
+                (result.host_keys if host else result.remote_keys).append(move.key)
+                self.num_loaded += 1
+            else:
+                self.slots[move.block_id, 0] = (-1, ())  # half written
+                result.failed[move.key] = why or LoadFailure.STORE
+                result.failed_block_ids.append(move.block_id)
+        return result
+
+
+class _Running:
+    """What a model runner keeps of a request between steps."""
+
+    def __init__(self, tokens: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
+        self.tokens = list(tokens)
+        self.blocks = [list(ids) for ids in blocks]
+
+
+class SimulatedModelRunner:
+    """Reads and writes slots as attention would; says which tokens were sampled."""
+
+    def __init__(self, model: Sequence[Attention], slots: dict[Place, Slot]) -> None:
+        self._model = model
+        self._slots = slots
+        self._requests: dict[str, _Running] = {}
+
+    def execute(self, step: SchedulerOutput) -> dict[str, list[int]]:
+        for request_id in step.finished_req_ids:
+            self._requests.pop(request_id, None)
+        computed = {}
+        for new in step.scheduled_new_reqs:
+            self._requests[new.req_id] = _Running(new.prompt_token_ids or (), new.block_ids)
+            computed[new.req_id] = new.num_computed_tokens
+        cached = step.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            running, block_ids = self._requests[request_id], cached.new_block_ids[index]
+            if request_id in cached.all_token_ids:
+                running.tokens = list(cached.all_token_ids[request_id])
+            if request_id in cached.resumed_req_ids:
+                running.blocks = [[] for _ in self._model]
+            for known, added in zip(running.blocks, block_ids or (), strict=False):
+                known.extend(added)
+            computed[request_id] = cached.num_computed_tokens[index]
+        return {
+            request_id: self._forward(self._requests[request_id], computed[request_id], count)
+            for request_id, count in step.num_scheduled_tokens.items()
+        }
+
+    def _forward(self, request: _Running, start: int, count: int) -> list[int]:
+        tokens, stop = request.tokens, start + count
+        assert stop <= len(tokens), "more tokens were scheduled than exist"
+        for group, part in enumerate(self._model):
+            lowest = 0 if part.window is None else max(0, start - part.window + 1)
+            for position in range(lowest, stop):
+                block_id = request.blocks[group][position // part.block_tokens]
+                place = (block_id, position % part.block_tokens)
+                right = (group, tuple(tokens[: position + 1]))
+                if position >= start:
+                    self._slots[place] = right
+                assert self._slots.get(place) == right, f"token {start} reads wrong KV"
+        if stop < len(tokens):
+            return []
+        tokens.append(next_token(tokens))
+        return tokens[-1:]

@@ -198,6 +198,8 @@ class Loader:
             return LoadFailure.MISSING
         identity = self._codec.identity(move.key, key_space)
         try:
+            if hit.buffer.size_bytes != self._codec.value_bytes(move.key):
+                raise BadValueError(f"a value of {hit.buffer.size_bytes} bytes was not asked for")
             check_value(hit.buffer.view, identity, checksum=not hit.buffer.verified)
         except BadValueError as error:
             logger.warning("a stored value was refused: %s", error)

@@ -1,0 +1,167 @@
+"""Whatever a store does, a load is answered once, with what really arrived, and writes
+nothing after its answer."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from connectors.metadata import LoadFailure
+from spm.errors import IntegrityError
+from spm.metrics import Metric
+from spm.value_format import HEADER_BYTES, write_header
+from tests.connectors.worker.kit import (
+    PATIENCE_S,
+    SPACE,
+    counter,
+    key_of,
+    moves,
+)
+from tests.connectors.worker.layouts import hybrid
+from tests.connectors.worker.loading import Bench
+
+SIX = range(6)
+
+
+def test_blocks_arrive_from_both_tiers_and_remote_ones_are_kept_in_the_host_tier(
+    bench: Bench,
+) -> None:
+    bench.put_host(0, 3)
+    bench.put_remote(1, 2, 4)
+    bench.load(*range(5))
+    result = bench.answer()
+    assert (result.job_id, result.request_id) == (1, "request-1")
+    assert result.host_keys == [key_of(0), key_of(3)]
+    assert result.remote_keys == [key_of(1), key_of(2), key_of(4)]
+    assert not result.failed
+    assert not result.failed_block_ids
+    bench.holds(*range(5))
+    assert sorted(bench.promoted) == sorted(bench.name(i) for i in (1, 2, 4))
+    bench.load(*range(5), job_id=2)
+    assert bench.answer().host_keys == [key_of(i) for i in range(5)]
+    size = bench.value_bytes
+    counted = bench.counted()
+    assert counted[counter(Metric.LOADED_BLOCKS, "remote")] == 3
+    assert counted[counter(Metric.LOADED_BYTES, "host")] == 7 * size
+
+
+def test_both_groups_of_a_hybrid_model_land_in_their_own_blocks() -> None:
+    bench = Bench(memory=hybrid(KVCacheLayout.BLNHC))
+    for index, group in ((0, 0), (1, 1), (2, 0)):
+        value = bytearray(HEADER_BYTES) + bench.payload(index, group)
+        write_header(memoryview(value), bench.codec.identity(key_of(index, group), SPACE))
+        bench.remote.values[bench.name(index, group)] = bytes(value)
+    bench.submit(moves(0) + moves(1, group=1) + moves(2))
+    assert len(bench.answer().remote_keys) == 3
+    for index, group in ((0, 0), (1, 1), (2, 0)):
+        assert bench.block(index + 1, group) == bench.payload(index, group)
+    bench.go_on()
+
+
+# --- the store hangs -------------------------------------------------------------------
+
+
+def test_at_the_deadline_a_hanging_load_is_answered_and_never_writes(bench: Bench) -> None:
+    bench.put_host(0)
+    bench.put_remote(1, 2, 3)
+    bench.hang()
+    bench.load(0, 1, 2, 3)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.clock.now_s += 9.99
+    assert bench.loader.collect() == []
+    bench.clock.now_s += 0.02
+    (result,) = bench.loader.collect()
+    assert result.failed == {key_of(i): LoadFailure.DEADLINE for i in range(4)}
+    assert not bench.loader.busy
+    bench.go_on()
+    bench.holds()
+    assert bench.loader.collect() == []
+    assert bench.promoted == []
+
+
+@pytest.mark.parametrize("reason", [LoadFailure.CANCELLED, LoadFailure.DEADLINE])
+def test_what_arrived_before_the_end_stays_and_what_comes_later_does_not(
+    make: Callable[..., Bench], reason: LoadFailure
+) -> None:
+    bench = make(threads=1)
+    bench.put_host(0, 1)
+    bench.put_remote(2, 3)
+    bench.hang()
+    bench.load(0, 1, 2, 3)
+    assert bench.remote.entered.wait(PATIENCE_S), "the first batch is done by now"
+    if reason is LoadFailure.CANCELLED:
+        bench.loader.cancel(1)
+    else:
+        bench.clock.now_s += 10.0
+    (result,) = bench.loader.collect()
+    assert result.host_keys == [key_of(0), key_of(1)]
+    assert result.failed == {key_of(2): reason, key_of(3): reason}
+    bench.go_on()
+    bench.holds(0, 1)
+    assert bench.promoted == []
+
+
+def test_closing_while_the_store_hangs_ends_with_the_batch_under_way(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(threads=1)
+    bench.put_remote(*SIX)
+    bench.hang()
+    bench.load(*SIX)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.loader.cancel(1)
+    (result,) = bench.loader.collect()
+    assert len(result.failed) == 6
+    bench.load(*SIX, job_id=2)
+    closing = threading.Thread(target=bench.loader.close)
+    closing.start()
+    bench.remote.gate.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert not bench.loader.busy
+    assert bench.remote.calls[0] == [bench.name(0), bench.name(1)]
+
+
+def test_a_cancelled_load_is_answered_once_whenever_the_cancellation_comes(bench: Bench) -> None:
+    bench.put_remote(0)
+    bench.hang()
+    bench.load(0, job_id=1)
+    bench.load(0, job_id=2)
+    bench.load(0, job_id=3)  # waits for a thread
+    bench.loader.cancel(3)
+    bench.loader.cancel(3)
+    bench.loader.cancel(99)
+    assert [r.job_id for r in bench.loader.collect()] == [3]
+    bench.loader.cancel(3)
+    bench.remote.gate.set()
+    assert sorted(result.job_id for result in bench.answers(2)) == [1, 2]
+    bench.loader.cancel(1)
+    assert bench.loader.collect() == []
+
+
+def test_a_load_of_nothing_is_answered_at_once(bench: Bench) -> None:
+    bench.load()
+    (result,) = bench.loader.collect()
+    assert (result.job_id, result.failed) == (1, {})
+
+
+def test_integrity_names_open_loads_and_ended_threads(bench: Bench) -> None:
+    bench.put_remote(0)
+    bench.hang()
+    bench.load(0)
+    bench.loader.check_integrity(idle=False)
+    with pytest.raises(IntegrityError, match="1 loads are open"):
+        bench.loader.check_integrity(idle=True)
+    bench.go_on()
+    with pytest.raises(IntegrityError, match="threads ended"):
+        bench.loader.check_integrity(idle=False)
+
+
+def test_a_batch_is_one_round_trip_of_bounded_size(make: Callable[..., Bench]) -> None:
+    bench = make(threads=1)
+    bench.put_remote(*range(5))
+    bench.load(*range(5))
+    bench.answer()
+    asked = [[bench.name(i) for i in batch] for batch in ((0, 1), (2, 3), (4,))]
+    assert bench.remote.calls == asked

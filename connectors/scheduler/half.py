@@ -152,6 +152,8 @@ class SchedulerHalf:
             return None
         if record.job_id is not None:
             self._loads.cancel(record.job_id)
+        else:  # with asynchronous scheduling the last step's blocks were published just now
+            self._consider_saves(record, 0)
         if record.session is None:
             return None
         keys = {
@@ -171,7 +173,7 @@ class SchedulerHalf:
         self.manager.tick()
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             record = self._records.get(request_id)
-            if record is not None and (record.session or self._config.save == "all"):
+            if record is not None:
                 self._consider_saves(record, num_tokens)
         loads, cancelled = self._loads.take_commands()
         return StepCommands(
@@ -183,6 +185,8 @@ class SchedulerHalf:
         )
 
     def _consider_saves(self, record: RequestRecord, num_tokens: int) -> None:
+        if record.session is None and self._config.save == "sessions":
+            return
         request, manager = record.request, self._kv_cache_manager
         assert manager is not None
         computed = min(request.num_computed_tokens + num_tokens, request.num_tokens)

@@ -130,9 +130,9 @@ class LoadTracker:
 
     def _kept(self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]) -> dict[BlockKey, int]:
         """What vLLM keeps of a failed load: the blocks before the first that failed, or
-        nothing when there are several groups."""
+        nothing."""
         kept: dict[BlockKey, int] = {}
-        if len(self._geometry.groups) > 1:
+        if not self._geometry.keeps_prefix_of_failed_load:
             return kept
         for key, tokens in job.counted_keys.items():
             if key in failed:

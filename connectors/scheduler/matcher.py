@@ -49,7 +49,6 @@ class HitMatcher:
         record.hit = None
         if not record.request.num_preemptions:
             record.gpu_tokens = local_tokens
-        record.note_loaded({})
         limit = record.request.num_tokens - 1  # one token is left to compute, as in vLLM
         limit -= limit % self._geometry.alignment_tokens
         if record.external_refused or record.job_id is not None or limit <= local_tokens:

@@ -52,7 +52,7 @@ class WorkerHalf:
     ) -> None:
         """``make_remote`` takes the arguments of :func:`create_remote_store`."""
         self._config = config
-        self._geometry = geometry
+        self.geometry = geometry
         self._rank = rank
         self._num_blocks = num_blocks
         self._counters = counters
@@ -70,11 +70,11 @@ class WorkerHalf:
         """Derive and prove the layout, then start buffers, stores and threads."""
         layouts = {
             group.group: group_layout(group, kv_caches, self._num_blocks)
-            for group in self._geometry.groups
+            for group in self.geometry.groups
         }
         device = next(iter(kv_caches.values())).device
         mover = block_mover(list(layouts.values()), device)
-        for group in self._geometry.groups:
+        for group in self.geometry.groups:
             layout = layouts[group.group]
             verify_layout(group, layout, kv_caches, self._num_blocks, mover)
         self._codec = ValueCodec(self._rank, layouts)
@@ -145,7 +145,7 @@ class WorkerHalf:
 
     def handshake(self) -> LayoutHandshake:
         """What the scheduler half needs to know of this rank."""
-        layouts = [self._codec.layouts[group.group] for group in self._geometry.groups]
+        layouts = [self._codec.layouts[group.group] for group in self.geometry.groups]
         return LayoutHandshake(
             self._rank,
             " ".join(layout.digest for layout in layouts),

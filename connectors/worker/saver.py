@@ -113,6 +113,7 @@ class Saver:
             self._listener.save_done(skipped)
         if not values:
             return
+        self._count_open(len(values))
         tickets: list[object] = []
         try:
             for group, group_places in places.items():
@@ -124,14 +125,14 @@ class Saver:
                 self._mover.finish_gather(ticket)
             self._answer(values)
             return
-        self._count_open(len(values))
         self._gathered.put(_Gathered(values, tickets, key_space))
 
     def _answer(self, values: Sequence[_Value]) -> None:
         """Done with these, well or badly. The answer lets the scheduler half send more, so
-        their memory is given back first."""
+        it comes last, when their memory has been given back."""
         for value in values:
             value.buffer.release()
+        self._count_open(-len(values))
         self._listener.save_done([value.key for value in values])
 
     def _count_open(self, change: int) -> None:
@@ -199,7 +200,6 @@ class Saver:
             self._counters.add(Metric.SAVES_SKIPPED, len(batch), "remote")
         finally:
             self._answer(batch)
-            self._count_open(-len(batch))
 
     def _count_saved(self, tier: Tier, values: Sequence[_Value]) -> None:
         self._counters.add(Metric.SAVED_BLOCKS, len(values), tier.value)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.connectors.worker.driving import Worker, spm_threads
 from tests.connectors.worker.loading import Bench
 
 
@@ -27,3 +28,12 @@ def make() -> Iterator[Callable[..., Bench]]:
 @pytest.fixture
 def bench(make: Callable[..., Bench]) -> Bench:
     return make()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker().start()
+    yield worker
+    worker.remote.gate.set()
+    worker.half.shutdown()
+    assert spm_threads() == []

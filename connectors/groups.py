@@ -60,6 +60,15 @@ class CacheGeometry:
     """vLLM's scheduler block size: hits are multiples of it."""
     adapters: AdapterIdentities = field(default_factory=AdapterIdentities, compare=False)
 
+    @property
+    def keeps_prefix_of_failed_load(self) -> bool:
+        """Whether the blocks before the first failed one are enough to go on from there.
+
+        Not below a sliding window, where they were never loaded, and not with several
+        groups, whose failures vLLM takes by request and not by block.
+        """
+        return len(self.groups) == 1 and self.groups[0].window_tokens is None
+
     def published_keys(
         self, request: "Request", group: GroupGeometry, start: int, stop: int
     ) -> list[BlockKey]:

@@ -58,7 +58,6 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         config = SpmConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._counters = Counters()
         self._results: list[LoadResult] = []
-        self._multi_group = len(kv_cache_config.kv_cache_groups) > 1
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler_half = build_scheduler_half(
                 config, vllm_config, kv_cache_config, self._counters
@@ -162,22 +161,26 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         self.worker_half.save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Every load is reported as received; those that failed also as failed, by block
-        with one KV cache group and by request with several (vLLM's own distinction)."""
+        """Every load is reported as received; those that failed also as failed: by block
+        if recomputing can begin at the first of them, else by request."""
         ended = self.worker_half.collect_loads()
         self._results.extend(ended)
         failed = {result.request_id for result in ended if result.failed}
         return KVConnectorTransferResults(
             finished_recving={result.request_id for result in ended},
-            failed_recving=failed if self._multi_group else set(),
+            failed_recving=set() if self._fails_by_block else failed,
         )
+
+    @property
+    def _fails_by_block(self) -> bool:
+        return self.worker_half.geometry.keeps_prefix_of_failed_load
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self.get_transfer_results(finished_req_ids).finished_recving
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         results, self._results = self._results, []
-        if self._multi_group:
+        if not self._fails_by_block:
             return set()
         return {block_id for result in results for block_id in result.failed_block_ids}
 

@@ -6,6 +6,7 @@ machine that shares the store. Samples of each file are hashed, at most 512 KiB 
 
 import hashlib
 import secrets
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ _SAMPLE_BYTES = 64 * 1024
 _SAMPLES_PER_FILE = 8
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 _ADAPTER_CONFIG = "adapter_config.json"
+_MAX_ADAPTERS = 4096
+
+_Stamps = tuple[tuple[str, int, int], ...]
 """Scales an adapter, so it counts as weights."""
 
 
@@ -49,30 +53,42 @@ def _weight_files(location: str) -> list[Path]:
 class AdapterIdentities:
     """Salt of LoRA requests' keys: vLLM's hash covers an adapter's name and path only.
 
-    Files are read again only when their size or modification time changes. Once they are
-    gone or unreadable the last salt stays; without one, nothing is shared.
+    An adapter's files are read when its id is first seen, which is when vLLM loads them;
+    what happens to the files later does not change what is loaded. Only an adapter that
+    may be reloaded in place is looked at again, by size and modification time. Without
+    readable files nothing is shared.
     """
 
     def __init__(self) -> None:
-        self._salts: dict[str, tuple[tuple[tuple[str, int, int], ...], bytes]] = {}
+        self._salts: OrderedDict[tuple[int, str], tuple[_Stamps, bytes]] = OrderedDict()
 
     def salt(self, adapter: "LoRARequest | None") -> bytes:
         """Empty for requests without an adapter. Scheduler thread."""
         if adapter is None:
             return b""
-        known = self._salts.get(adapter.lora_path)
-        try:
-            stamps = _stamps(adapter.lora_path)
-            if known is None or (stamps and known[0] != stamps):
-                identity = weights_identity(adapter.lora_path).encode()
-                known = (stamps, hashlib.sha256(identity).digest())
-        except OSError:
-            known = known or ((), secrets.token_bytes(32))
-        self._salts[adapter.lora_path] = known
+        name = (adapter.lora_int_id, adapter.lora_path)
+        known = self._salts.get(name)
+        if known is None or adapter.load_inplace:
+            known = _read(adapter.lora_path, known)
+            self._salts[name] = known
+        self._salts.move_to_end(name)
+        if len(self._salts) > _MAX_ADAPTERS:
+            self._salts.popitem(last=False)
         return known[1]
 
 
-def _stamps(location: str) -> tuple[tuple[str, int, int], ...]:
+def _read(location: str, known: tuple[_Stamps, bytes] | None) -> tuple[_Stamps, bytes]:
+    """The salt of the files as they are now; the known one if they are unchanged or gone."""
+    try:
+        stamps = _stamps(location)
+        if known is not None and (not stamps or stamps == known[0]):
+            return known
+        return stamps, hashlib.sha256(weights_identity(location).encode()).digest()
+    except OSError:
+        return known or ((), secrets.token_bytes(32))
+
+
+def _stamps(location: str) -> _Stamps:
     """What changes when a file is replaced. Raises OSError if one vanishes meanwhile."""
     stats = [(path.name, path.stat()) for path in _weight_files(location)]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

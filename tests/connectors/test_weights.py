@@ -18,8 +18,8 @@ def write(folder: Path, name: str = "model.safetensors", data: bytes = b"weights
     return folder
 
 
-def adapter(path: Path | str, name: str = "a", number: int = 1) -> LoRARequest:
-    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
+def adapter(path: Path | str, *, number: int = 1, in_place: bool = False) -> LoRARequest:
+    return LoRARequest("a", number, str(path), load_inplace=in_place)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -129,20 +129,24 @@ def test_equal_adapters_share_wherever_they_are(tmp_path: Path) -> None:
     assert AdapterIdentities().salt(adapter(one)) == AdapterIdentities().salt(adapter(other))
 
 
-def test_replaced_files_are_noticed_and_unchanged_ones_not_read_again(tmp_path: Path) -> None:
+def test_files_replaced_under_a_loaded_adapter_change_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", "adapter_model.safetensors", b"one")
+    identities = AdapterIdentities()
+    before = identities.salt(adapter(folder))
+    replace(folder / "adapter_model.safetensors", b"two")
+    assert identities.salt(adapter(folder)) == before, "the old weights are still loaded"
+    assert identities.salt(adapter(folder, number=2)) != before, "loaded under another id"
+
+
+def test_an_adapter_reloaded_in_place_follows_its_files(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", "adapter_model.safetensors", b"one")
     file = folder / "adapter_model.safetensors"
     identities = AdapterIdentities()
-    before = identities.salt(adapter(folder))
-    stamp = file.stat().st_mtime_ns
-    file.write_bytes(b"two")
-    os.utime(file, ns=(stamp, stamp))
-    assert identities.salt(adapter(folder)) == before, "same size and time: not read"
+    before = identities.salt(adapter(folder, in_place=True))
     replace(file, b"two")
-    after = identities.salt(adapter(folder))
-    assert after != before
+    assert identities.salt(adapter(folder, in_place=True)) != before
     replace(file, b"one")
-    assert identities.salt(adapter(folder)) == before
+    assert identities.salt(adapter(folder, in_place=True)) == before
 
 
 def test_an_adapter_whose_files_are_deleted_keeps_its_salt(tmp_path: Path) -> None:

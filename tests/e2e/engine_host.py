@@ -4,7 +4,10 @@ import threading
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.lora.request import LoRARequest
+from vllm.platforms.cpu import CpuPlatform
 
 from connectors.session_aware import SessionAwareConnector
 from tests.e2e.engine_process import EngineSpec, Turn
@@ -25,17 +28,34 @@ def worker_threads(_: object) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("spm-")]
 
 
+def _allow_async_scheduling() -> None:
+    """vLLM's CPU platform switches asynchronous scheduling off; switch it on again."""
+    platform: Any = CpuPlatform
+    original = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: type[CpuPlatform], vllm_config: VllmConfig) -> None:
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
 class EngineHost:
     """One ``LLM`` with its scheduler in this process."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        if spec.async_scheduling:
+            _allow_async_scheduling()
         self._llm = LLM(**spec.llm_arguments())
         self._engine = self._llm.llm_engine
+        scheduler = self._engine.vllm_config.scheduler_config
+        assert scheduler.async_scheduling == spec.async_scheduling
         core: Any = self._engine.engine_core
         self._core = core.engine_core
         self._counters: dict[str, float] = {}
         self._collect_counters()
         self._next_id = 0
+        self._adapters: dict[str, int] = {}
 
     def _collect_counters(self) -> None:
         """Sum our stats as they pass to vLLM's loggers."""
@@ -56,30 +76,44 @@ class EngineHost:
         assert connector is None or isinstance(connector, SessionAwareConnector)
         return connector
 
-    def _add(self, prompt: list[int], session: str | None, max_tokens: int) -> str:
+    def _add(
+        self, prompt: list[int], session: str | None, max_tokens: int, how: dict[str, Any]
+    ) -> str:
         self._next_id += 1
         request_id = f"r{self._next_id}"
         extra = {"kv_transfer_params": {"agent_hint": {"session_id": session}}} if session else None
         params = SamplingParams(
             max_tokens=max_tokens, temperature=0, logprobs=1, ignore_eos=True, extra_args=extra
         )
-        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+        request: Any = {"prompt_token_ids": prompt}
+        if "cache_salt" in how:
+            request["cache_salt"] = how["cache_salt"]
+        adapter = None
+        if "adapter" in how:
+            name, path = how["adapter"]
+            number = self._adapters.setdefault(path, len(self._adapters) + 1)
+            adapter = LoRARequest(name, number, path)
+        self._engine.add_request(request_id, request, params, lora_request=adapter)
         return request_id
 
     def generate(
-        self, prompts: list[list[int]], sessions: list[str | None] | None, max_tokens: int
+        self,
+        prompts: list[list[int]],
+        sessions: list[str | None] | None,
+        max_tokens: int,
+        how: dict[str, Any],
     ) -> list[Turn]:
         sessions = sessions or [None] * len(prompts)
-        ids = [self._add(p, s, max_tokens) for p, s in zip(prompts, sessions, strict=True)]
+        ids = [self._add(p, s, max_tokens, how) for p, s in zip(prompts, sessions, strict=True)]
         done: dict[str, Turn] = {}
         while len(done) < len(ids):
             for output in self._engine.step():
                 if output.finished:
-                    done[output.request_id] = _turn(output)
+                    done[output.request_id] = _turn(output, len(done))
         return [done[request_id] for request_id in ids]
 
     def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
-        request_id = self._add(prompt, session, 64)
+        request_id = self._add(prompt, session, 64, {})
         for _ in range(steps):
             self._engine.step()
         self._engine.abort_request([request_id])
@@ -118,7 +152,7 @@ class EngineHost:
         self._core.shutdown()
 
 
-def _turn(output: Any) -> Turn:  # noqa: ANN401
+def _turn(output: Any, finish_rank: int) -> Turn:  # noqa: ANN401
     completion = output.outputs[0]
     logprobs = [
         step[token].logprob
@@ -126,5 +160,9 @@ def _turn(output: Any) -> Turn:  # noqa: ANN401
     ]
     params = output.kv_transfer_params or {}
     return Turn(
-        tuple(completion.token_ids), tuple(logprobs), output.num_cached_tokens, params.get("spm")
+        tuple(completion.token_ids),
+        tuple(logprobs),
+        output.num_cached_tokens,
+        params.get("spm"),
+        finish_rank,
     )

@@ -67,6 +67,8 @@ class Turn:
     cached_tokens: int
     outcome: dict[str, Any] | None
     """What the connector reported in the response, for requests with a session."""
+    finish_rank: int = 0
+    """0 for the first request of its batch that finished, and so on."""
 
 
 class EngineProcess:
@@ -91,13 +93,23 @@ class EngineProcess:
         prompts: list[list[int]],
         sessions: list[str | None] | None = None,
         max_tokens: int = 8,
+        **how: Any,  # noqa: ANN401
     ) -> list[Turn]:
-        """Greedy generation of all prompts together; returns when all are done."""
-        return self._call("generate", prompts, sessions, max_tokens)  # type: ignore[no-any-return]
+        """Greedy generation of all prompts together; returns when all are done.
 
-    def one(self, prompt: list[int], session: str | None = None, max_tokens: int = 8) -> Turn:
+        ``how``: ``cache_salt``, or ``adapter`` (name and path of a LoRA adapter).
+        """
+        return self._call("generate", prompts, sessions, max_tokens, how)  # type: ignore[no-any-return]
+
+    def one(
+        self,
+        prompt: list[int],
+        session: str | None = None,
+        max_tokens: int = 8,
+        **how: Any,  # noqa: ANN401
+    ) -> Turn:
         """One request alone."""
-        return self.generate([prompt], [session], max_tokens)[0]
+        return self.generate([prompt], [session], max_tokens, **how)[0]
 
     def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
         """Start a request, run the engine for ``steps`` steps, abort it."""
@@ -157,12 +169,19 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
     """Main function of the engine process."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
+        TORCHDYNAMO_DISABLE="1",  # or the first request waits for a C++ compiler
         VLLM_NO_USAGE_STATS="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
     )
+    if spec.tensor_parallel_size > 1:  # one core each; vLLM itself wants a NUMA node each
+        cores = sorted(os.sched_getaffinity(0))
+        ranks = range(spec.tensor_parallel_size)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+            str(cores[rank % len(cores)]) for rank in ranks
+        )
     from tests.e2e.engine_host import EngineHost
 
     try:

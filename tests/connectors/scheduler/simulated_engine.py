@@ -147,6 +147,7 @@ class Engine:
         self._connectors = []
         for worker in self.workers:
             worker_side = SessionAwareConnector(config, KVConnectorRole.WORKER, kv_cache)
+            worker.geometry = cache_geometry(config, kv_cache)
             worker_side.worker_half = worker
             self._connectors.append(worker_side)
 

@@ -93,6 +93,28 @@ def test_memory_is_put_back_when_the_device_fails() -> None:
     assert memory.equals(before)
 
 
+class CarelessMover(CpuBlockMover):
+    """Writes a block, and the one beside it."""
+
+    def __init__(self, layout: GroupLayout, beside: int) -> None:
+        super().__init__([layout])
+        self._beside = beside
+
+    def scatter(self, layout: GroupLayout, places: Sequence[Place]) -> None:
+        super().scatter(layout, [(b + self._beside, payload) for b, payload in places])
+        super().scatter(layout, places)
+
+
+@pytest.mark.parametrize("beside", [-1, 1])
+def test_a_mover_that_touches_neighbours_is_caught_and_they_are_put_back(beside: int) -> None:
+    memory = uniform(KVCacheLayout.LHBNC)
+    layout, _ = derive(memory, memory.groups[0])
+    before, mover = memory.snapshot(), CarelessMover(layout, beside)
+    with pytest.raises(LayoutError, match="neighbours"):
+        verify_layout(memory.groups[0], layout, memory.caches, BLOCKS, mover)
+    assert memory.equals(before)
+
+
 class StreamMover(CpuBlockMover):
     """Copies on a stream of its own: without a fence since the gather, what the caller
     wrote meanwhile lands after the scatter."""

@@ -40,8 +40,8 @@ class BreakerConfig:
 class RemoteConfig:
     """The shared store behind the host tier."""
 
-    url: str = field(repr=False)
-    kind: Literal["redis"] = "redis"
+    url: str = field(repr=False, metadata={"doc": "where it is"})
+    kind: Literal["redis"] = field(default="redis", metadata={"doc": "what it is"})
     ttl_s: int = _number(86_400, 0, 30 * 86_400, "lifetime of a stored value; 0: no expiry")
     connect_timeout_s: float = _number(1.0, 0.01, 60.0, "longest wait for a connection")
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -70,7 +70,7 @@ class SpmConfig:
     )
     namespace: str = field(default="spm", metadata={"doc": "first part of every key"})
     save: Literal["all", "sessions"] = field(
-        default="all", metadata={"doc": "save every request's blocks, or only those of sessions"}
+        default="all", metadata={"doc": "save blocks of every request, or only of sessions"}
     )
     load_deadline_s: float = _number(10.0, 0.01, 600.0, "longest load of one request")
     batch_deadline_s: float = _number(2.0, 0.01, 600.0, "longest wait for one round trip")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.made_models import FULL, HYBRID
+from tests.e2e.stock import Stock, record_stock
 from tests.redis_server import EXECUTABLE, RedisServer, running_redis
 
 
@@ -21,3 +23,15 @@ def redis() -> Iterator[RedisServer]:
         pytest.skip("no redis-server on the path")
     with running_redis() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def stock(models: Path) -> Stock:
+    """One KV cache group."""
+    return record_stock(FULL, models)
+
+
+@pytest.fixture(scope="session")
+def hybrid_stock(models: Path) -> Stock:
+    """Two KV cache groups."""
+    return record_stock(HYBRID, models)

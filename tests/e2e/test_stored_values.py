@@ -1,0 +1,121 @@
+"""Values in Redis may be anything: what is not exactly right is recomputed and replaced."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from spm.keys import Fingerprint, Rank, StoreKey, block_key_of
+from spm.value_format import HEADER_BYTES, ValueIdentity, write_header
+from tests.e2e.checked_engine import checked_engine
+from tests.e2e.conversations import assert_identical, assert_same_tokens, replay
+from tests.e2e.engine_process import EngineProcess
+from tests.e2e.stock import Stock, fill, resume_until_identical
+from tests.redis_server import EXECUTABLE, RedisServer, running_redis
+from tracker.ids import split_block_key
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+Values = dict[bytes, bytes]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    if EXECUTABLE is None:
+        pytest.skip("no redis-server on the path")
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def engine(stock: Stock, server: RedisServer) -> Iterator[EngineProcess]:
+    with checked_engine(stock.engine(server.tcp_url)) as engine:
+        fill(engine, stock)
+        yield engine
+
+
+def _each(damage: Callable[[bytearray], bytes]) -> Callable[[Values], Values]:
+    return lambda values: {key: damage(bytearray(value)) for key, value in values.items()}
+
+
+def _flip(value: bytearray, at: int) -> bytes:
+    value[at] ^= 0x10
+    return bytes(value)
+
+
+def _rotate(values: Values) -> Values:
+    """Every key gets its neighbour's value, intact."""
+    keys = sorted(values)
+    return {key: values[other] for key, other in zip(keys, keys[1:] + keys[:1], strict=True)}
+
+
+def _sign(values: Values, fingerprint: bytes | None, rank: int = 0) -> Values:
+    """Valid headers and checksums, for this payload, in the name of ``fingerprint``."""
+    signed = {}
+    for key, value in values.items():
+        name = StoreKey(key.decode())
+        block_hash, group = split_block_key(block_key_of(name))
+        own = bytes.fromhex(name.split(":")[1])
+        identity = ValueIdentity(Fingerprint(fingerprint or own), Rank(rank), group, block_hash)
+        copy = bytearray(value)
+        write_header(memoryview(copy), identity)
+        signed[key] = bytes(copy)
+    return signed
+
+
+DAMAGES: dict[str, Callable[[Values], Values]] = {
+    "bit-in-header": _each(lambda value: _flip(value, 5)),
+    "bit-in-payload": _each(lambda value: _flip(value, len(value) // 2)),
+    "last-bit": _each(lambda value: _flip(value, len(value) - 1)),
+    "truncated": _each(lambda value: bytes(value[:-1])),
+    "extended": _each(lambda value: bytes(value) + b"\0"),
+    "empty": _each(lambda value: b""),
+    "noise": _each(lambda value: random.Random(3).randbytes(len(value))),
+    "other-blocks-value": _rotate,
+    "other-fingerprint": lambda values: _sign(values, bytes(16)),
+    "other-rank": lambda values: _sign(values, None, rank=1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_value_is_a_miss_and_is_replaced(
+    damage: Callable[[Values], Values], engine: EngineProcess, stock: Stock, server: RedisServer
+) -> None:
+    resume_until_identical(engine, stock)
+    loaded = engine.counters()["spm:loaded_blocks|remote"]
+    with server.client() as client:
+        _write(client, damage(_read(client)))
+    assert engine.drop_gpu_cache()
+    assert_same_tokens(replay(engine, stock.again), stock.again)
+    engine.settle()
+    assert engine.counters()["spm:loaded_blocks|remote"] == loaded
+    resume_until_identical(engine, stock)
+
+
+def test_the_comparison_sees_one_wrong_block(
+    engine: EngineProcess, stock: Stock, server: RedisServer
+) -> None:
+    """Wrong KV under valid headers, which only a liar could store: tests must notice."""
+    resume_until_identical(engine, stock)
+    with server.client() as client:
+        values = _read(client)
+        payloads = {key: value[HEADER_BYTES:] for key, value in _rotate(values).items()}
+        forged = {key: values[key][:HEADER_BYTES] + payloads[key] for key in values}
+        _write(client, _sign(forged, None))
+        assert engine.drop_gpu_cache()
+        with pytest.raises(AssertionError):
+            assert_identical(replay(engine, stock.again), stock.again)
+        _write(client, values)
+    assert engine.drop_gpu_cache()
+
+
+def _read(client: "redis_py.Redis") -> Values:
+    values: Any = {key: client.get(key) for key in client.scan_iter()}
+    return dict(values)
+
+
+def _write(client: "redis_py.Redis", values: Values) -> None:
+    for key, value in values.items():
+        client.set(key, value)

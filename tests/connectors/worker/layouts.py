@@ -169,7 +169,7 @@ def hybrid(layout: KVCacheLayout) -> KvMemory:
         layout,
         [
             KVCacheGroupSpec(names("full"), attention()),
-            KVCacheGroupSpec(names("window"), window),
+            KVCacheGroupSpec(names("window", LAYERS - 1), window),
         ],
     )
 

@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from connectors.metadata import LoadFailure
+from connectors.stores.base import ReadRequest
 from spm.errors import IntegrityError
 from spm.metrics import Metric
 from spm.value_format import HEADER_BYTES, write_header
@@ -38,6 +39,10 @@ def test_blocks_arrive_from_both_tiers_and_remote_ones_are_kept_in_the_host_tier
     assert not result.failed_block_ids
     bench.holds(*range(5))
     assert sorted(bench.promoted) == sorted(bench.name(i) for i in (1, 2, 4))
+    (kept,) = bench.host.get_many([ReadRequest(bench.name(1), bench.value_bytes)])
+    assert kept is not None
+    assert kept.verified, "its checksum need not be computed again"
+    kept.release()
     bench.load(*range(5), job_id=2)
     assert bench.answer().host_keys == [key_of(i) for i in range(5)]
     size = bench.value_bytes
@@ -116,11 +121,14 @@ def test_closing_while_the_store_hangs_ends_with_the_batch_under_way(
     bench.load(*SIX, job_id=2)
     closing = threading.Thread(target=bench.loader.close)
     closing.start()
+    while not bench.loader._jobs[2].closed:  # nothing public tells it before the threads end
+        closing.join(0.001)
     bench.remote.gate.set()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert not bench.loader.busy
-    assert bench.remote.calls[0] == [bench.name(0), bench.name(1)]
+    assert bench.remote.calls == [[bench.name(0), bench.name(1)]]
+    bench.holds()
 
 
 def test_a_cancelled_load_is_answered_once_whenever_the_cancellation_comes(bench: Bench) -> None:

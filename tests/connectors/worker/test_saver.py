@@ -87,6 +87,18 @@ def test_saving_never_waits_for_the_store_and_answers_when_it_is_back(saving: Be
     assert len(saving.remote.values) == 4
 
 
+def test_the_host_tier_does_not_wait_for_older_values_on_their_way_to_the_remote(
+    saving: Bench,
+) -> None:
+    saving.hold_everything()
+    saving.save(0)
+    saving.save(1)
+    saving.gated.gate.set()
+    assert saving.remote.entered.wait(PATIENCE_S)
+    assert saving.listener.host == [saving.name(0), saving.name(1)]
+    assert saving.listener.remote == []
+
+
 def test_without_a_buffer_a_block_is_skipped_answered_and_counted(saving: Bench) -> None:
     saving.hold_everything()
     room = saving.pool.capacity_bytes // saving.value_bytes

@@ -134,10 +134,10 @@ class SchedulerHalf:
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
-        """Blocks exist now. Called again, without external tokens, after a load."""
+        """Blocks exist now. Called again, without external tokens, before or after."""
         record = self._record_of(request)
-        hit, record.hit = record.hit, None
-        if external_tokens > 0 and hit is not None and record.job_id is None:
+        if external_tokens > 0 and record.hit is not None and record.job_id is None:
+            hit, record.hit = record.hit, None
             self._loads.start(record, hit, external_tokens, blocks.blocks)
 
     def planned_tokens(self, request_id: str) -> Mapping[Tier, int]:

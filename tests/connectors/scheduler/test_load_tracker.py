@@ -97,7 +97,7 @@ def test_commands_are_given_once() -> None:
     assert rig.tracker.take_commands() == ([], [])
 
 
-@pytest.mark.parametrize("order", permutations([(), (1,), (3,)]))
+@pytest.mark.parametrize("order", list(permutations([(), (1,), (3,)])))
 def test_a_job_ends_with_the_last_rank_and_keeps_what_all_ranks_have(
     order: tuple[tuple[int, ...], ...],
 ) -> None:

@@ -15,6 +15,7 @@ from tests.connectors.scheduler.simulated_worker import Conditions
 from tests.connectors.scheduler.vllm_parts import (
     FULL,
     HYBRID,
+    SLIDING,
     UNEVEN,
     VOCAB,
     Attention,
@@ -22,7 +23,7 @@ from tests.connectors.scheduler.vllm_parts import (
 )
 from tracker.ids import BlockKey
 
-MODELS = {"full": FULL, "hybrid": HYBRID, "uneven": UNEVEN}
+MODELS = {"full": FULL, "hybrid": HYBRID, "uneven": UNEVEN, "sliding": SLIDING}
 MAX_TOKENS = 12
 MAX_PROMPT = 80
 
@@ -115,7 +116,7 @@ class Storm:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_answer_is_right_and_nothing_is_left_over(
     tmp_path: Path, model: str, asynchronous: bool, seed: int
 ) -> None:

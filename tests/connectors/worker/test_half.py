@@ -11,7 +11,14 @@ from connectors.worker.half import WorkerHalf
 from spm.errors import IntegrityError, LayoutError
 from spm.metrics import Metric
 from spm.value_format import HEADER_BYTES
-from tests.connectors.worker.driving import CONFIG, Worker, load, spm_threads, value_bytes_of
+from tests.connectors.worker.driving import (
+    CONFIG,
+    REMOTE,
+    Worker,
+    load,
+    spm_threads,
+    value_bytes_of,
+)
 from tests.connectors.worker.kit import SPACE, counter, key_of, moves
 from tests.connectors.worker.layouts import MEMORIES, geometry, hybrid
 
@@ -52,6 +59,14 @@ def test_an_unknown_layout_stops_the_start_with_words_and_leaves_no_thread() -> 
     with pytest.raises(LayoutError, match="unknown layout"):
         worker.start(caches)
     worker.half.shutdown()
+    assert spm_threads() == []
+
+
+def test_layers_that_share_their_memory_stop_the_start() -> None:
+    worker = Worker()
+    first = next(iter(worker.memory.caches.values()))
+    with pytest.raises(LayoutError, match="round trip"):
+        worker.start(dict.fromkeys(worker.memory.caches, first))
     assert spm_threads() == []
 
 
@@ -115,6 +130,17 @@ def test_what_the_store_lacks_is_answered_as_missing(worker: Worker) -> None:
     results += worker.finish(loads=1 - len(results))
     assert results[0].failed == {key_of(5): LoadFailure.MISSING}
     assert results[0].failed_block_ids == [6]
+
+
+def test_a_remote_that_answers_in_time_stays_in_use() -> None:
+    worker = Worker(replace(CONFIG, host_bytes=0)).start()
+    worker.step(saves=moves(0))
+    worker.finish(saves=1)
+    for job_id in range(2 * REMOTE.breaker.failures):
+        results = worker.step(loads=[load(job_id, *moves(0))])
+        results += worker.finish(loads=1 - len(results))
+        assert results[0].remote_keys == [key_of(0)]
+    worker.half.shutdown()
 
 
 def test_a_load_that_hangs_is_answered_at_its_deadline_and_a_cancelled_one_at_once(

@@ -57,6 +57,8 @@ def test_a_new_epoch_empties_the_host_tier_and_finds_nothing_of_the_old_one(
     worker.step(saves=moves(0))
     worker.finish(saves=1)
     worker.new_epoch(b"2")
+    worker.step()
+    assert worker.remote.pool.used_bytes == 0
     results = worker.step(loads=[load(1, *moves(0))])
     results += worker.finish(loads=1 - len(results))
     assert results[0].failed == {key_of(0): LoadFailure.MISSING}

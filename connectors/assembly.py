@@ -66,6 +66,11 @@ def _warn(vllm_config: "VllmConfig") -> None:
             'Set "kv_load_failure_policy": "recompute" in --kv-transfer-config.',
             transfer.kv_load_failure_policy,
         )
+    if vllm_config.scheduler_config.policy == "priority":
+        logger.warning(
+            "scheduling policy 'priority': vLLM 0.32 can publish blocks of a request that it "
+            "preempts in the same step, uncomputed; such a block would be stored. Use 'fcfs'"
+        )
     if not vllm_config.cache_config.enable_prefix_caching:
         logger.error("prefix caching is off: no block is ever published, nothing will be saved")
 

@@ -222,6 +222,7 @@ class SchedulerHalf:
         self._key_space = None
         self.manager.handle(CacheReset())
         self._saves.drop_pending()
+        self._loads.cancel_all()
         for record in self._records.values():
             record.hit = None
             record.lookup = None  # its answer is about keys of the old space

@@ -100,6 +100,10 @@ class LoadTracker:
         if job_id in self._jobs:
             self._cancelled.append(job_id)
 
+    def cancel_all(self) -> None:
+        """What is on its way must not be used any more; its requests recompute."""
+        self._cancelled.extend(self._jobs)
+
     def take_commands(self) -> tuple[list[LoadCommand], list[int]]:
         """Loads to start and to cancel with this step."""
         commands, cancelled = self._commands, self._cancelled

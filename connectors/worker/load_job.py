@@ -43,7 +43,8 @@ class LoadJob:
             if self._closed:
                 return False
             copy()
-            self._outcome.update(arrived)
+            for key, tier in arrived.items():
+                self._outcome.setdefault(key, tier)
             return True
 
     def fail(self, moves: Sequence[BlockMove], reason: LoadFailure) -> None:
@@ -52,6 +53,13 @@ class LoadJob:
             self._broken = True
             for move in moves:
                 self._outcome.setdefault(move.key, reason)
+
+    def cancel(self) -> None:
+        """Nothing of it counts, not even what has arrived. Main thread."""
+        with self.lock:
+            self._broken = True
+            for move in self.command.moves:
+                self._outcome[move.key] = LoadFailure.CANCELLED
 
     def batch_done(self) -> bool:
         """One batch less; True for the last one of a job that is still open."""

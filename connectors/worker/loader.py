@@ -59,6 +59,8 @@ class Loader:
         self._on_promoted = on_promoted
         self._clock = clock
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._open_batches = 0
+        self._batch_over = threading.Condition()
         self._jobs: dict[int, LoadJob] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._progress = progress
@@ -82,14 +84,17 @@ class Loader:
         self._jobs[command.job_id] = job
         if not batches:
             self._ended.put(command.job_id)
+        with self._batch_over:
+            self._open_batches += len(batches)
         for moves in batches:
             self._batches.put(_Batch(job, moves, key_space))
 
     def cancel(self, job_id: int) -> None:
-        """The request is gone: end the load at once (it is still answered)."""
+        """Nobody wants the load any more: end it at once, with nothing loaded (it is still
+        answered)."""
         job = self._jobs.get(job_id)
         if job is not None:
-            job.fail(job.command.moves, LoadFailure.CANCELLED)
+            job.cancel()
             self._ended.put(job_id)
 
     def collect(self) -> list[LoadResult]:
@@ -143,6 +148,9 @@ class Loader:
             if batch.job.batch_done():
                 self._ended.put(batch.job.command.job_id)
                 self._progress.set()
+            with self._batch_over:
+                self._open_batches -= 1
+                self._batch_over.notify_all()
 
     def _load(self, batch: _Batch) -> None:
         job = batch.job
@@ -233,3 +241,8 @@ class Loader:
             raise IntegrityError(f"load threads ended: {dead}")
         if idle and self._jobs:
             raise IntegrityError(f"idle, but {len(self._jobs)} loads are open")
+        # A load that was given up is over at once; its thread may still be reading.
+        patience_s = 2 * self._config.batch_deadline_s
+        with self._batch_over:
+            if idle and not self._batch_over.wait_for(lambda: not self._open_batches, patience_s):
+                raise IntegrityError(f"idle, but {self._open_batches} batches are being read")

@@ -53,14 +53,16 @@ class EngineHost:
         core: Any = self._engine.engine_core
         self._core = core.engine_core
         self._counters: dict[str, float] = {}
-        self._collect_counters()
+        self._preemptions = 0
+        self._watch_scheduler()
         self._next_id = 0
         self._adapters: dict[str, int] = {}
 
-    def _collect_counters(self) -> None:
-        """Sum our stats as they pass to vLLM's loggers."""
+    def _watch_scheduler(self) -> None:
+        """Sum our stats as they pass to vLLM's loggers, and count preemptions."""
         scheduler = self._core.scheduler
         make_stats = scheduler.make_stats
+        preempt = scheduler._preempt_request
 
         def make_and_sum(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             stats = args[1] if len(args) > 1 else kwargs.get("kv_connector_stats")
@@ -68,7 +70,12 @@ class EngineHost:
                 self._counters[key] = self._counters.get(key, 0) + amount
             return make_stats(*args, **kwargs)
 
+        def count_and_preempt(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._preemptions += 1
+            return preempt(*args, **kwargs)
+
         scheduler.make_stats = make_and_sum
+        scheduler._preempt_request = count_and_preempt
 
     @property
     def _connector(self) -> SessionAwareConnector | None:
@@ -143,6 +150,9 @@ class EngineHost:
 
     def counters(self) -> dict[str, float]:
         return dict(self._counters)
+
+    def preemptions(self) -> int:
+        return self._preemptions
 
     def threads(self) -> list[str]:
         here = [t.name for t in threading.enumerate() if t.name.startswith("spm-")]

@@ -136,6 +136,10 @@ class EngineProcess:
         """All counters since the engine started, of both halves."""
         return self._call("counters")  # type: ignore[no-any-return]
 
+    def preemptions(self) -> int:
+        """How often the scheduler preempted a request since the engine started."""
+        return int(self._call("preemptions"))
+
     def threads(self) -> list[str]:
         """Names of our threads in the scheduler's and the workers' processes."""
         return self._call("threads")  # type: ignore[no-any-return]

@@ -16,24 +16,27 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 _VALUE_BYTES = 512 + 131_072  # header, and 32 tokens of the made model's KV
 
 
-@pytest.mark.parametrize("mode", [Wire.CUT, Wire.FREEZE])
+# In a lookup's answers, in a header, at a payload's edges, in the middle of later values.
+_OFFSETS = (0, 3, 41, 500, _VALUE_BYTES // 2, _VALUE_BYTES, int(3.5 * _VALUE_BYTES))
+
+
 @pytest.mark.parametrize("model", ["stock", "hybrid_stock"])
 def test_the_wire_may_break_at_any_byte_of_a_load(
-    mode: Wire, model: str, redis: RedisServer, request: pytest.FixtureRequest
+    model: str, redis: RedisServer, request: pytest.FixtureRequest
 ) -> None:
     stock: Stock = request.getfixturevalue(model)
-    # In a lookup's answers, in a header, at a payload's edges, in the middle of later values.
-    offsets = [0, 3, 41, 500, _VALUE_BYTES // 2, _VALUE_BYTES, int(3.5 * _VALUE_BYTES)]
+    breaks = itertools.product((Wire.CUT, Wire.FREEZE), _OFFSETS)
     with Relay(redis.port) as relay, checked_engine(stock.engine(relay.url)) as engine:
         fill(engine, stock)
-        for exchange, offset in zip(itertools.cycle(stock.again), offsets, strict=False):
+        for exchange, (mode, offset) in zip(itertools.cycle(stock.again), breaks, strict=False):
             relay.set(mode, offset)
             assert_same_tokens(replay(engine, [exchange]), [exchange])
             relay.set(Wire.FLOW)
             engine.settle()
             assert engine.drop_gpu_cache()
         counters = engine.counters()
-        assert counters.get("spm:loads|failed", 0) + counters.get("spm:lookups|failed", 0) > 0
+        assert counters.get("spm:loads|failed", 0) > 0
+        assert counters.get("spm:lookups|failed", 0) > 0
         resume_until_identical(engine, stock)
 
 

@@ -14,8 +14,8 @@ SESSIONS = ("orchestrator", "worker-build", "worker-tests", "worker-docs")
 ROUNDS = 3
 LAST_ROUND_BEFORE_RESTART = 2
 
-_HANDBOOK_RULES = 60
-_BRIEFING_FILES = 80
+_HANDBOOK_RULES = 40
+_BRIEFING_FILES = 60
 _TOOL_LINES = 14
 
 _AREAS = ("cache", "router", "billing", "search", "upload", "auth", "export", "queue")

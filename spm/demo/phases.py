@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from spm.demo.conversation import LAST_ROUND_BEFORE_RESTART, ROUNDS
 from spm.demo.server import BLOCK_SIZE, ConnectorSettings
 
-SMALL_POOL_BLOCKS = 200
+SMALL_POOL_BLOCKS = 148
 """Room for one session and a bit: the others' traffic always evicts it."""
 
-BIG_POOL_BLOCKS = 800
+BIG_POOL_BLOCKS = 600
 """Room for all sessions: nothing is ever evicted."""
 
 _HOST_BYTES = 2 << 30

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -17,11 +18,14 @@ from spm.errors import SpmError
 
 SERVED_NAME = "demo"
 BLOCK_SIZE = 32
-MAX_MODEL_LEN = 6144
+MAX_MODEL_LEN = 4608
 
 _START_TIMEOUT_S = 300.0
 _POLL_S = 0.5
 _PROGRESS_EVERY_S = 5.0
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 _ENV = {
     "HF_HUB_OFFLINE": "1",
@@ -29,6 +33,9 @@ _ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # Eager everywhere: without it the first request of every server waits for a C++ compiler.
     "TORCHDYNAMO_DISABLE": "1",
+    # By default vLLM leaves a core or two to other threads: how many depends on whether there
+    # is a connector, and results depend (in their last bits) on the number of threads.
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
 }
 
 
@@ -75,9 +82,17 @@ def build_command(spec: ServerSpec, port: int) -> list[str]:
     command += ["--block-size", str(BLOCK_SIZE), "--max-model-len", str(MAX_MODEL_LEN)]
     command += ["--num-gpu-blocks-override", str(spec.pool_blocks)]
     command += ["--max-num-seqs", "4", "--seed", "0", "--enforce-eager"]
+    command += ["--dtype", "bfloat16" if _computes_bf16() else "float32"]
     if spec.connector is not None:
         command += ["--kv-transfer-config", json.dumps(spec.connector.transfer_config())]
     return command
+
+
+def _computes_bf16() -> bool:
+    """Without such instructions bf16 is emulated and several times slower than float32."""
+    if not _CPU_INFO.exists():
+        return True
+    return any(name in _CPU_INFO.read_text().split() for name in _NATIVE_BF16)
 
 
 @contextlib.asynccontextmanager

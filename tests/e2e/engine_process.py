@@ -180,12 +180,14 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
         VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
     )
-    if spec.tensor_parallel_size > 1:  # one core each; vLLM itself wants a NUMA node each
-        cores = sorted(os.sched_getaffinity(0))
-        ranks = range(spec.tensor_parallel_size)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-            str(cores[rank % len(cores)]) for rank in ranks
-        )
+    # vLLM would choose another number of threads with a connector than without, and results
+    # depend (in their last bits) on it. Ranks share the cores if there are too few.
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    ranks = range(spec.tensor_parallel_size)
+    each = max(1, len(cores) // len(ranks))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+        ",".join((cores * len(ranks))[rank * each : (rank + 1) * each]) for rank in ranks
+    )
     from tests.e2e.engine_host import EngineHost
 
     try:

@@ -72,6 +72,10 @@ class ServerSpec:
     pool_blocks: int
     log_path: Path
     connector: ConnectorSettings | None = None
+    block_size: int = BLOCK_SIZE
+    max_model_len: int = MAX_MODEL_LEN
+    dev_endpoints: bool = False
+    """vLLM's own, for development: ``/reset_prefix_cache`` and others."""
 
 
 def build_command(spec: ServerSpec, port: int) -> list[str]:
@@ -79,7 +83,8 @@ def build_command(spec: ServerSpec, port: int) -> list[str]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(spec.model), "--served-model-name", SERVED_NAME]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--block-size", str(BLOCK_SIZE), "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--block-size", str(spec.block_size)]
+    command += ["--max-model-len", str(spec.max_model_len)]
     command += ["--num-gpu-blocks-override", str(spec.pool_blocks)]
     command += ["--max-num-seqs", "4", "--seed", "0", "--enforce-eager"]
     command += ["--dtype", "bfloat16" if _computes_bf16() else "float32"]
@@ -100,7 +105,8 @@ async def running_server(spec: ServerSpec) -> AsyncIterator[str]:
     """Start the server, show progress until it is ready, yield its URL, stop it at the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with ManagedProcess(build_command(spec, port), spec.log_path, _ENV) as process:
+    env = {**_ENV, "VLLM_SERVER_DEV_MODE": "1"} if spec.dev_endpoints else _ENV
+    with ManagedProcess(build_command(spec, port), spec.log_path, env) as process:
         await _wait_until_healthy(process, url)
         yield url
 

@@ -108,6 +108,8 @@ def cache_geometry(vllm_config: "VllmConfig", kv_cache_config: KVCacheConfig) ->
     if any(alignment % size for size in block_sizes):
         raise LayoutError(f"block sizes {block_sizes} of the KV cache groups do not nest")
     hash_tokens = kv_cache_config.hash_block_size or min(block_sizes)
+    if any(size % hash_tokens for size in block_sizes):
+        raise LayoutError(f"blocks of {block_sizes} tokens are hashed by {hash_tokens} tokens")
     return CacheGeometry(groups, hash_tokens, alignment)
 
 

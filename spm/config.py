@@ -49,12 +49,17 @@ class RemoteConfig:
     @property
     def redacted_url(self) -> str:
         """Scheme, host and path, for logs and errors; nothing that could be a password."""
-        scheme, _, rest = self.url.partition("://")
-        user, _, place = rest.rpartition("@")
-        place = place.partition("?")[0]
-        if scheme not in _SCHEMES or "?" in user or not _PLACE.fullmatch(place):
-            return "(unreadable URL)"
-        return f"{scheme}://{place}"
+        return redacted_url(self.url)
+
+
+def redacted_url(url: str) -> str:
+    """Scheme, host and path of any text that should be a URL."""
+    scheme, _, rest = url.partition("://")
+    user, _, place = rest.rpartition("@")
+    place = place.partition("?")[0]
+    if scheme not in _SCHEMES or "?" in user or not _PLACE.fullmatch(place):
+        return "(unreadable URL)"
+    return f"{scheme}://{place}"
 
 
 @dataclass(frozen=True, slots=True)

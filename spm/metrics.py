@@ -110,6 +110,8 @@ class Counters:
         """Add to a counter. Any thread."""
         assert label in metric.spec.values, f"{metric.spec.name} has no label {label!r}"
         key = metric_key(metric, label)
+        if not amount:
+            return
         with self._lock:
             self._values[key] = self._values.get(key, 0) + amount
 

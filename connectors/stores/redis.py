@@ -19,9 +19,9 @@ from connectors.stores.redis_connections import (
     Servers,
     SingleServer,
     options_of,
-    redacted,
 )
 from connectors.stores.redis_parser import SinkParser
+from spm.config import redacted_url
 from spm.errors import StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RedisStore(KVStore):
         takes them, or ``redis+cluster://``, ``rediss+cluster://`` naming one node.
         ``ttl_s``: seconds a value lives after it was written or touched; None or 0: for
         ever. Raises ConfigError."""
-        self._place = redacted(url)
+        self._place = redacted_url(url)
         self._pool = pool
         self._ttl = str(ttl_s).encode() if ttl_s else None
         self._servers = _servers_of(url, connect_timeout_s, max_connections)
@@ -244,7 +244,7 @@ def _servers_of(url: str, connect_timeout_s: float, max_connections: int) -> Ser
     return SingleServer(
         Connections(
             options,
-            place=redacted(url),
+            place=redacted_url(url),
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
         )

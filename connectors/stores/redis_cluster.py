@@ -16,9 +16,9 @@ from connectors.stores.redis_connections import (
     Connections,
     Route,
     options_of,
-    redacted,
     translated_errors,
 )
+from spm.config import redacted_url
 from spm.errors import ConfigError, StoreError, StoreTimeoutError, StoreUnavailableError
 
 _REFRESH_INTERVAL_S = 1.0
@@ -35,7 +35,7 @@ class ClusterServers:
     def __init__(self, url: str, *, connect_timeout_s: float, max_connections: int) -> None:
         """``url``: ``redis://`` or ``rediss://`` naming one node. Raises ConfigError."""
         self._url = url
-        self._place = redacted(url)
+        self._place = redacted_url(url)
         self._options = options_of(url)
         if "path" in self._options or self._options.pop("db", 0):
             raise ConfigError(f"{self._place}: a cluster has neither a socket path nor databases")

@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from connectors.stores.base import StoreKey
 from connectors.stores.redis_parser import SinkParser, parser_of
+from spm.config import redacted_url
 from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
 
 _READ_AHEAD_BYTES = 16 * 1024
@@ -31,13 +32,6 @@ class RedisConnection(Protocol):
     def disconnect(self) -> None: ...
 
 
-def redacted(url: str) -> str:
-    """``url`` without user, password and query; safe even if it is malformed."""
-    scheme, _, rest = url.partition("://")
-    place, _, query = rest.partition("?")
-    return f"{scheme}://..." if "@" in query else f"{scheme}://{place.rpartition('@')[2]}"
-
-
 def options_of(url: str) -> dict[str, Any]:
     """Connection arguments in ``url``, as redis-py reads them. Raises ConfigError.
 
@@ -46,7 +40,7 @@ def options_of(url: str) -> dict[str, Any]:
     try:
         return dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError:
-        raise ConfigError(f"not a usable Redis URL: {redacted(url)}") from None
+        raise ConfigError(f"not a usable Redis URL: {redacted_url(url)}") from None
 
 
 @contextmanager

@@ -80,6 +80,11 @@ class TieredStore(KVStore):
             if len(missing) == len(reads):
                 raise
             return hits
+        except BaseException:
+            for hit in hits:
+                if hit is not None:
+                    hit.buffer.release()
+            raise
         for at, buffer in zip(missing, found, strict=True):
             hits[at] = TierHit(buffer, Tier.REMOTE) if buffer is not None else None
         return hits

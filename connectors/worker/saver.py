@@ -87,6 +87,8 @@ class Saver:
         self._gathered: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
         self._open = 0
         self._open_lock = threading.Lock()
+        self._last_s = float("inf")
+        """No write goes on longer; set by :meth:`close`."""
         self._thread = threading.Thread(target=self._run, name="spm-save", daemon=True)
         self._thread.start()
 
@@ -188,7 +190,7 @@ class Saver:
                 return
             # A value that was never finished has no header; storing it would be a lie.
             items = [(v.name, v.buffer) for v in batch if v.buffer.verified]
-            deadline_s = self._clock() + self._config.save_deadline_s
+            deadline_s = min(self._clock() + self._config.save_deadline_s, self._last_s)
             stored = self._stores.put_remote(items, deadline_s)
             named = {name for (name, _), ok in zip(items, stored, strict=True) if ok}
             kept = [value for value in batch if value.name in named]
@@ -207,7 +209,8 @@ class Saver:
         self._counters.add(Metric.SAVED_BYTES, size, tier.value)
 
     def close(self) -> None:
-        """Write what was copied, then stop the thread."""
+        """Write what was copied, for one ``save_deadline_s`` at most, then stop the thread."""
+        self._last_s = self._clock() + self._config.save_deadline_s
         self._gathered.put(None)
         self._thread.join()
 

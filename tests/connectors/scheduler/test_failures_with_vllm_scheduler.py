@@ -50,7 +50,7 @@ def test_a_block_that_fails_to_load_is_recomputed(
     assert counted["spm:loads|failed" if failed else "spm:loads|ok"] == 1
     several_groups = len(engine.scheduler.kv_cache_config.kv_cache_groups) > 1
     kept = 0 if several_groups else 4 * position
-    assert counted["spm:loaded_tokens|remote"] == (kept if failed else LOADABLE)
+    assert counted.get("spm:loaded_tokens|remote", 0) == (kept if failed else LOADABLE)
     assert sum(sources(engine, "second").values()) == 2 * 44
 
 

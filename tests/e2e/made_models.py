@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spm.demo.model import ensure_model
+
 _VOCAB = 2048
 _MAX_POSITIONS = 4096
 
@@ -15,9 +17,14 @@ FULL = "full"
 HYBRID = "hybrid"
 """Gemma 3: sliding window and full attention, two KV cache groups."""
 
+REAL = "real"
+"""Not made: SmolLM2-135M-Instruct, the demo's model."""
+
 
 def made_model(kind: str, cache_dir: Path) -> Path:
     """Directory of the model, built once in a process of its own (torch stays out of ours)."""
+    if kind == REAL:
+        return ensure_model()
     target = cache_dir / kind
     if not (target / "config.json").exists():
         subprocess.run([sys.executable, __file__, kind, str(target)], check=True, timeout=300)

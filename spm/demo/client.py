@@ -1,5 +1,6 @@
 """One streamed chat completion: tokens, logprobs, text and time to first token."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -75,13 +76,16 @@ async def ask(
     ttft: float | None = None
     started = time.perf_counter()
     body = build_request(session, messages)
-    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-        if response.status != 200:
-            raise RequestError(f"HTTP {response.status}: {(await response.text())[:500]}")
-        async for event in _events(response):
-            partial.add(event)
-            if ttft is None and partial.token_ids:
-                ttft = time.perf_counter() - started
+    try:
+        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise RequestError(f"HTTP {response.status}: {(await response.text())[:500]}")
+            async for event in _events(response):
+                partial.add(event)
+                if ttft is None and partial.token_ids:
+                    ttft = time.perf_counter() - started
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        raise RequestError(f"the request was broken off: {error!r}") from error
     if ttft is None:
         raise RequestError("the stream ended without a token")
     return Answer(

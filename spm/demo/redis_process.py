@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from spm.demo.process import ManagedProcess, free_port
 from spm.errors import SpmError
@@ -51,8 +53,13 @@ class DemoRedis:
         return count
 
     def _count(self) -> int:
-        with redis.Redis(port=self.port) as client:
+        with _client(self.port) as client:
             return int(client.dbsize())
+
+
+def _client(port: int) -> redis.Redis:
+    """Without retries: by default those sleep for seconds, in which nothing else happens."""
+    return redis.Redis(port=port, retry=Retry(NoBackoff(), 0))
 
 
 @contextlib.asynccontextmanager
@@ -68,7 +75,7 @@ async def running_redis(log_dir: Path) -> AsyncIterator[DemoRedis]:
 
 async def _wait_until_up(process: ManagedProcess, port: int) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    with redis.Redis(port=port) as client:
+    with _client(port) as client:
         while time.monotonic() < deadline and process.exit_code is None:
             with contextlib.suppress(redis.ConnectionError):
                 client.ping()

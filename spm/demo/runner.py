@@ -45,14 +45,14 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo; 0 if all tokens of the connector's runs are the reference's, else 1."""
-    model = options.model or ensure_model()
-    phases = select_phases(options.phases, redis_installed=redis_installed())
-    log_dir = Path(tempfile.mkdtemp(prefix="spm-demo-"))
-    print(f"Server logs (kept if something goes wrong): {log_dir}")
-    if not redis_installed():
-        print("No redis-server on the path: the Redis phases are left out.")
-    started = time.monotonic()
     with _sigterm_like_ctrl_c():
+        model = options.model or ensure_model()
+        phases = select_phases(options.phases, redis_installed=redis_installed())
+        log_dir = Path(tempfile.mkdtemp(prefix="spm-demo-"))
+        print(f"Server logs (kept if something goes wrong): {log_dir}")
+        if not redis_installed():
+            print("No redis-server on the path: the Redis phases are left out.")
+        started = time.monotonic()
         runs = asyncio.run(_run_phases(phases, model, log_dir))
     exit_code = _conclude(runs)
     print(f"\nThe demo took {time.monotonic() - started:.0f} s.")
@@ -63,12 +63,18 @@ def run_demo(options: DemoOptions) -> int:
 
 @contextlib.contextmanager
 def _sigterm_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that every child is stopped."""
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that every child is stopped.
+
+    Those that are ignored stay so: that is how ``nohup`` works.
+    """
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
-    previous = {number: signal.signal(number, interrupt) for number in _INTERRUPTS}
+    heeded = [number for number in _INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

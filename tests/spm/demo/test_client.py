@@ -1,6 +1,7 @@
 """One request against a small server that streams as vLLM does."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from spm.demo import client
 from spm.demo.client import Answer, RequestError, ask
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -97,18 +99,42 @@ def test_the_session_goes_along_and_the_answer_is_asked_for_greedily() -> None:
     assert body["stream_options"] == {"include_usage": True}
 
 
-def test_time_to_first_token_ends_at_the_first_token_not_at_the_role_or_the_end() -> None:
+class Clock:
+    """Set by the server; notes when the client looks at it for the second time."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.first_token_seen = asyncio.Event()
+        self._started = False
+
+    def perf_counter(self) -> float:
+        if self._started:
+            self.first_token_seen.set()
+        self._started = True
+        return self.now_s
+
+
+def test_time_to_first_token_ends_at_the_first_token_not_at_the_role_or_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(client, "time", clock)
+
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(sse(OPENING))
-        await asyncio.sleep(0.15)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(clock.first_token_seen.wait(), 0.1)
+        clock.now_s = 103.0
         await response.write(sse(chunk("x", [1], [0.0])))
-        await asyncio.sleep(1.0)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(clock.first_token_seen.wait(), 5.0)
+        clock.now_s = 110.0
         await response.write(sse(chunk("y", [2], [0.0])))
         return response
 
-    assert 0.15 <= ask_of(handler).ttft_s < 1.0
+    assert ask_of(handler).ttft_s == 3.0
 
 
 def test_an_error_in_the_stream_is_raised_with_its_text() -> None:

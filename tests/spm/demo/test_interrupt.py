@@ -4,16 +4,18 @@ The server is a fake ``vllm`` package that starts a child of its own and never b
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.processes import DEADLINE_S, is_running, pids_in, wait_until, wait_until_gone
+from tests.redis_server import EXECUTABLE
 
 ROOT = Path(__file__).parents[3]
 SLEEPING_SERVER = """
@@ -26,12 +28,19 @@ with open(os.environ["PIDS"], "a") as pids:
 while True:
     time.sleep(300)
 """
-SLEEPING_BUILDER = """#!/bin/sh
-sleep 300 &
-printf '%s\\n' $$ $! >> "$PIDS"
-wait
+LAUNCHER = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    ignored = str(int(number)) == sys.argv[1]
+    signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[2:])
 """
-Send = Callable[[signal.Signals], None]
+"""Whatever the tests themselves were started with."""
+
+SLEEPING_BUILDER = """#!/bin/sh
+echo $$ >> "$PIDS"
+exec sleep 300
+"""
 
 
 @pytest.fixture
@@ -52,13 +61,21 @@ def environment(tmp_path: Path, pids: Path) -> dict[str, str]:
 
 @contextmanager
 def running_demo(
-    tmp_path: Path, env: dict[str, str], before: str = "", phases: str = "host"
+    tmp_path: Path, env: dict[str, str], ignoring: int = 0, phases: str = "host"
 ) -> Iterator["subprocess.Popen[str]"]:
-    """The command, by way of a shell that may first set up how signals are inherited."""
     command = [sys.executable, "-m", "spm.cli", "demo", "--phases", phases]
     command += ["--model", str(tmp_path)]
+    with started(command, tmp_path, env, ignoring) as demo:
+        yield demo
+
+
+@contextmanager
+def started(
+    command: list[str], tmp_path: Path, env: dict[str, str], ignoring: int = 0
+) -> Iterator["subprocess.Popen[str]"]:
+    """A command that may have one signal ignored from the beginning."""
     with subprocess.Popen(
-        ["sh", "-c", f'{before}\nexec "$@"', "sh", *command],
+        [sys.executable, "-S", "-c", LAUNCHER, str(int(ignoring)), *command],
         cwd=tmp_path,
         env=env,
         stdout=subprocess.PIPE,
@@ -91,6 +108,8 @@ def test_a_signal_stops_the_server_and_its_children(
     assert err.strip() == "interrupted"
 
 
+@pytest.mark.e2e
+@pytest.mark.skipif(EXECUTABLE is None, reason="redis-server is not installed")
 def test_redis_is_stopped_too(tmp_path: Path, pids: Path, environment: dict[str, str]) -> None:
     binaries = tmp_path / "bin"
     binaries.mkdir()
@@ -134,7 +153,7 @@ def test_sigterm_also_ends_a_background_job_that_ignores_ctrl_c(
     tmp_path: Path, pids: Path, environment: dict[str, str]
 ) -> None:
     """A script's shell lets what it starts with ``&`` ignore SIGINT."""
-    with running_demo(tmp_path, environment, before="trap '' INT") as demo:
+    with running_demo(tmp_path, environment, ignoring=signal.SIGINT) as demo:
         children = pids_in(pids, 2)
         demo.send_signal(signal.SIGTERM)
         code, _ = outcome(demo)
@@ -142,14 +161,42 @@ def test_sigterm_also_ends_a_background_job_that_ignores_ctrl_c(
     assert code == 130
 
 
-def test_a_hangup_does_not_end_what_was_started_with_nohup(
+def ignored_signals(pid: int) -> set[int]:
+    (line,) = re.findall(r"^SigIgn:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    mask = int(line, base=16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_hangup_stays_ignored_for_what_was_started_with_nohup(
+    ignored: bool, tmp_path: Path, pids: Path, environment: dict[str, str]
+) -> None:
+    ignoring = signal.SIGHUP if ignored else 0
+    with running_demo(tmp_path, environment, ignoring) as demo:
+        children = pids_in(pids, 2)
+        assert (signal.SIGHUP in ignored_signals(demo.pid)) is ignored
+        demo.send_signal(signal.SIGTERM)
+        assert outcome(demo)[0] == 130
+    wait_until_gone(children)
+
+
+def test_sigterm_while_the_model_is_built_stops_the_builder_and_leaves_no_model(
     tmp_path: Path, pids: Path, environment: dict[str, str]
 ) -> None:
-    with running_demo(tmp_path, environment, before="trap '' HUP") as demo:
-        children = pids_in(pids, 2)
-        demo.send_signal(signal.SIGHUP)
-        # Signals of one process are handled in order of number: the hangup before the other.
+    """A first run: ``sys.executable`` is a builder that never gets done."""
+    builder = tmp_path / "python"
+    builder.write_text(SLEEPING_BUILDER)
+    builder.chmod(0o755)
+    environment["SPM_CACHE_DIR"] = str(tmp_path / "cache")
+    code = (
+        f"import sys; sys.executable = {str(builder)!r}\n"
+        "from spm.cli import main; sys.exit(main(['demo']))"
+    )
+    with started([sys.executable, "-c", code], tmp_path, environment) as demo:
+        (child,) = pids_in(pids, 1)
         demo.send_signal(signal.SIGTERM)
-        code, _ = outcome(demo)
-        assert code == 130
-    wait_until_gone(children)
+        exit_code, err = outcome(demo)
+    wait_until_gone([child])
+    assert exit_code == 130
+    assert "Traceback" not in err
+    assert not [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()]

@@ -58,6 +58,7 @@ def test_absent_metrics_are_zero(text: str) -> None:
         r"C:\\models\\",
         "a{b} 3.0",
         r"x\",source=\"local_cache_hit",
+        r"x\"source=",
         "a,b=c",
         r"two\nlines",
     ],

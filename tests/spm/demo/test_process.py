@@ -1,8 +1,10 @@
 """Child processes are gone afterwards, whatever they and we do."""
 
+import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -107,17 +109,22 @@ def test_an_interrupt_cuts_the_grace_period_short_and_leaves_nothing(
     def impatient(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGALRM, impatient)
+    def interrupt_while_it_is_waited_for() -> None:
+        wait_until((tmp_path / "asked").exists, "the child being asked to end")
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    interrupter = threading.Thread(target=interrupt_while_it_is_waited_for)
+    previous = signal.signal(signal.SIGUSR1, impatient)
     try:
-        with deaf(tmp_path, grace_s=250.0) as process:
+        with deaf(tmp_path, grace_s=2 * DEADLINE_S) as process:
             (child,) = pids_in(pids, 1)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            interrupter.start()
             with pytest.raises(KeyboardInterrupt):
                 process.stop()
             assert not is_running(child)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, previous)
+        interrupter.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
 def test_stopping_twice_or_before_the_start_does_nothing(tmp_path: Path, pids: Path) -> None:
@@ -130,10 +137,12 @@ def test_stopping_twice_or_before_the_start_does_nothing(tmp_path: Path, pids: P
     wait_until_gone(family)
 
 
-def test_it_leads_a_group_of_its_own_out_of_reach_of_the_terminal(tmp_path: Path) -> None:
-    with shell("ps -o pgid=,sid= -p $$; sleep 300", tmp_path) as process:
-        wait_until(lambda: bool(process.log_tail()), "output")
-        assert process.log_tail().split() == [str(process.pid)] * 2
+def test_it_has_a_group_and_session_of_its_own_out_of_reach_of_the_terminal(
+    tmp_path: Path, pids: Path
+) -> None:
+    with shell(FAMILY, tmp_path) as process:
+        assert {os.getpgid(pid) for pid in pids_in(pids, 2)} == {process.pid}
+        assert os.getsid(process.pid) == process.pid
 
 
 def test_the_exit_code_appears_when_it_ends(tmp_path: Path, pids: Path) -> None:

@@ -1,5 +1,8 @@
 """Are processes that a test did not start itself still there?"""
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,3 +41,11 @@ def pids_in(path: Path, count: int) -> list[int]:
 def wait_until_gone(pids: list[int]) -> None:
     """A killed process may take a moment to go."""
     wait_until(lambda: not any(is_running(pid) for pid in pids), f"the end of {pids}")
+
+
+def end_leftovers(path: Path) -> None:
+    """After a failed test: kill those of the processes in ``path`` that are still there."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if is_running(int(line)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line), signal.SIGKILL)

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import DEADLINE_S, is_running, pids_in, wait_until, wait_until_gone
+from tests.processes import (
+    DEADLINE_S,
+    end_leftovers,
+    is_running,
+    pids_in,
+    wait_until,
+    wait_until_gone,
+)
 from tests.redis_server import EXECUTABLE
 
 ROOT = Path(__file__).parents[3]
@@ -44,8 +51,10 @@ exec sleep 300
 
 
 @pytest.fixture
-def pids(tmp_path: Path) -> Path:
-    return tmp_path / "pids"
+def pids(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "pids"
+    yield path
+    end_leftovers(path)
 
 
 @pytest.fixture

@@ -6,12 +6,20 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from spm.demo.process import ManagedProcess, free_port
-from tests.processes import DEADLINE_S, is_running, pids_in, wait_until, wait_until_gone
+from tests.processes import (
+    DEADLINE_S,
+    end_leftovers,
+    is_running,
+    pids_in,
+    wait_until,
+    wait_until_gone,
+)
 
 FAMILY = 'sleep 300 & echo $! >> "$PIDS"; echo $$ >> "$PIDS"; wait'
 """A shell and the child it starts."""
@@ -28,8 +36,10 @@ while True:
 
 
 @pytest.fixture
-def pids(tmp_path: Path) -> Path:
-    return tmp_path / "pids"
+def pids(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "pids"
+    yield path
+    end_leftovers(path)
 
 
 def shell(script: str, tmp_path: Path, grace_s: float = DEADLINE_S) -> ManagedProcess:

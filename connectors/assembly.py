@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from connectors.fingerprint import engine_fingerprint, require_shareable_hashes
 from connectors.groups import cache_geometry
+from connectors.kernels import attention_kernels
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupService
 from connectors.stores.buffers import BufferPool
@@ -85,4 +86,12 @@ def build_worker_half(
     geometry = cache_geometry(vllm_config, kv_cache_config)
     parallel = vllm_config.parallel_config
     rank = Rank(parallel.rank % parallel.world_size)
-    return WorkerHalf(config, geometry, rank, kv_cache_config.num_blocks, counters)
+    layer_names = [name for group in geometry.groups for name in group.layer_names]
+    return WorkerHalf(
+        config,
+        geometry,
+        rank,
+        kv_cache_config.num_blocks,
+        counters,
+        kernels=lambda: attention_kernels(vllm_config, layer_names),
+    )

@@ -5,6 +5,7 @@ seed. Different engines that differ in any of it use different keys and never me
 """
 
 import json
+import secrets
 from typing import TYPE_CHECKING
 
 from vllm.v1.core import kv_cache_utils
@@ -36,6 +37,8 @@ def engine_fingerprint(
                 getattr(model.hf_config, "_commit_hash", None) or model.revision,
             ),
             "hf_config": json.dumps(hf_config, sort_keys=True, default=str),
+            "loaded": _loaded_weights(vllm_config),
+            "max_model_len": str(model.max_model_len),  # LongRoPE picks its factors by it
             "dtype": str(model.dtype),
             "quantization": str(model.quantization),
             "cache_dtype": str(vllm_config.cache_config.cache_dtype),
@@ -45,6 +48,14 @@ def engine_fingerprint(
             "layouts": repr(sorted((h.rank, h.layout_digest, h.value_bytes) for h in layouts)),
         }
     )
+
+
+def _loaded_weights(vllm_config: "VllmConfig") -> str:
+    """Empty if what is in memory is what is on disk; else something no other engine has."""
+    made_up = str(vllm_config.load_config.load_format) == "dummy"
+    if made_up or vllm_config.weight_transfer_config is not None:
+        return secrets.token_hex(16)
+    return ""
 
 
 def require_shareable_hashes(vllm_config: "VllmConfig") -> None:

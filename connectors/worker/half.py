@@ -49,8 +49,10 @@ class WorkerHalf:
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
         make_remote: Callable[..., KVStore] = create_remote_store,
+        kernels: Callable[[], str] = str,
     ) -> None:
-        """``make_remote`` takes the arguments of :func:`create_remote_store`."""
+        """``make_remote`` takes the arguments of :func:`create_remote_store`; ``kernels``
+        says how attention packs a block, and is asked when KV caches are registered."""
         self._config = config
         self.geometry = geometry
         self._rank = rank
@@ -58,6 +60,7 @@ class WorkerHalf:
         self._counters = counters
         self._clock = clock
         self._make_remote = make_remote
+        self._kernels = kernels
         self._news = WorkerNews(rank)
         self._key_space: KeySpace | None = None
         self._ended: list[LoadResult] = []
@@ -148,7 +151,7 @@ class WorkerHalf:
         layouts = [self._codec.layouts[group.group] for group in self.geometry.groups]
         return LayoutHandshake(
             self._rank,
-            " ".join(layout.digest for layout in layouts),
+            " ".join([*(layout.digest for layout in layouts), self._kernels()]),
             tuple(HEADER_BYTES + v.payload_bytes if v.payload_bytes else 0 for v in layouts),
         )
 

@@ -41,7 +41,10 @@ def engine(model: str = "org/model") -> Any:  # noqa: ANN401
             hf_config=HfConfig(),
             dtype="bfloat16",
             quantization=None,
+            max_model_len=4096,
         ),
+        load_config=SimpleNamespace(load_format="auto"),
+        weight_transfer_config=None,
         cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
         parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1),
     )
@@ -71,6 +74,7 @@ def test_equal_engines_share() -> None:
         lambda c: setattr(c.model_config, "hf_config", HfConfig(rope_theta=1e6)),
         lambda c: setattr(c.model_config, "dtype", "float16"),
         lambda c: setattr(c.model_config, "quantization", "fp8"),
+        lambda c: setattr(c.model_config, "max_model_len", 8192),
         lambda c: setattr(c.cache_config, "cache_dtype", "fp8"),
         lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
         lambda c: setattr(c.parallel_config, "tensor_parallel_size", 4),
@@ -84,6 +88,21 @@ def test_any_difference_in_the_configuration_keeps_engines_apart(
     config = engine()
     change(config)
     assert fingerprint(config) != fingerprint(engine())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: setattr(c.load_config, "load_format", "dummy"),
+        lambda c: setattr(c, "weight_transfer_config", object()),
+    ],
+)
+def test_weights_that_are_not_those_on_disk_are_shared_with_nobody(
+    change: Callable[[Any], None],
+) -> None:
+    config = engine()
+    change(config)
+    assert fingerprint(config) != fingerprint(config)
 
 
 def test_another_root_hash_keeps_engines_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
 
 from connectors.weights import AdapterIdentities, weights_identity
@@ -70,15 +72,27 @@ def test_other_files_do_not_count(tmp_path: Path) -> None:
     assert weights_identity(str(folder)) == before
 
 
-@pytest.mark.parametrize("size", [64 * KiB, 512 * KiB, 1000 * KiB, 4096 * KiB])
-def test_both_ends_and_the_middle_of_a_large_file_count(tmp_path: Path, size: int) -> None:
-    folder = write(tmp_path / "a", data=bytes(size))
-    identities = {weights_identity(str(folder))}
-    step = (size - 64 * KiB) / 7
-    for position in {0, size - 1, *(int(step * i) for i in range(8))}:
-        write(folder, data=bytes(position) + b"x" + bytes(size - position - 1))
-        identities.add(weights_identity(str(folder)))
-    assert len(identities) == 1 + len({0, size - 1, *(int(step * i) for i in range(8))})
+@pytest.mark.parametrize("tensor", range(6))
+@pytest.mark.parametrize("position", ["first", "middle", "last"])
+def test_a_change_in_any_tensor_counts(tmp_path: Path, tensor: int, position: str) -> None:
+    """As a fine-tune makes it: some tensors change, each of them all over."""
+    tensors = {f"layer.{n}": torch.zeros(200, 300) for n in range(6)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    before = weights_identity(str(tmp_path))
+    flat = tensors[f"layer.{tensor}"].view(-1)
+    flat[{"first": 0, "middle": len(flat) // 2, "last": -1}[position]] = 1.0
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert weights_identity(str(tmp_path)) != before
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".gguf"])
+def test_any_byte_of_another_format_counts(tmp_path: Path, suffix: str) -> None:
+    size = 3 << 20
+    identities = set()
+    for position in (0, 70_000, size // 2 + 12_345, size - 1):
+        data = bytes(position) + b"x" + bytes(size - position - 1)
+        identities.add(weights_identity(str(write(tmp_path / "a", "model" + suffix, data))))
+    assert len(identities) == 4
 
 
 def test_a_single_file_is_told_apart_by_its_content(tmp_path: Path) -> None:
@@ -169,10 +183,12 @@ def test_an_unreadable_adapter_never_raises_and_is_shared_with_nobody(tmp_path: 
     assert mine != AdapterIdentities().salt(adapter(folder))
 
 
-def test_a_hub_adapter_is_its_name() -> None:
-    one, other = (AdapterIdentities().salt(adapter(f"org/{name}")) for name in "ab")
-    assert one
-    assert one != other
+def test_an_adapter_on_a_hub_is_shared_with_nobody(tmp_path: Path) -> None:
+    """It may be another revision tomorrow."""
+    identities = AdapterIdentities()
+    mine = identities.salt(adapter("org/adapter"))
+    assert identities.salt(adapter("org/adapter")) == mine
+    assert AdapterIdentities().salt(adapter("org/adapter")) != mine
 
 
 def test_a_home_directory_is_expanded_as_vllm_does(

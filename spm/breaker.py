@@ -81,6 +81,14 @@ class CircuitBreaker:
                 self._state = BreakerState.OPEN
                 self._pause()
 
+    def trip(self) -> None:
+        """Open at once: the store answers, but so slowly that asking it costs more than it
+        gives. Changes nothing while open."""
+        with self._lock:
+            if self._state is not BreakerState.OPEN:
+                self._state = BreakerState.OPEN
+                self._pause()
+
     def _pause(self) -> None:
         """Put the next probe one backoff step away; lock held."""
         doublings = min(self._pauses, 64)

@@ -7,7 +7,7 @@ places: workers' reports (with each step's output) and the lookup service's queu
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
@@ -18,7 +18,7 @@ from connectors.scheduler.matcher import HitMatcher
 from connectors.scheduler.records import RequestRecord
 from connectors.scheduler.save_planner import SavePlanner
 from spm.config import SpmConfig
-from spm.errors import IntegrityError
+from spm.errors import IntegrityError, LayoutError
 from spm.events import (
     BlocksAssociated,
     BlocksStored,
@@ -76,6 +76,9 @@ class SchedulerHalf:
         self._key_space: KeySpace | None = None
         self._epoch = b""
         self._records: dict[str, RequestRecord] = {}
+        self._clock = clock
+        self._refused_until_s = 0.0
+        """Until then the remote store is taken not to accept writes."""
 
     # --- start -------------------------------------------------------------------------
 
@@ -86,6 +89,11 @@ class SchedulerHalf:
     def set_handshakes(self, handshakes: Iterable[LayoutHandshake]) -> None:
         """All ranks' layouts, after their KV caches were registered."""
         self._handshakes = {handshake.rank: handshake for handshake in handshakes}
+        if not self._handshakes:
+            raise LayoutError(
+                "no worker told its KV layout; beside a connector with a handshake of its own "
+                "(NIXL in a MultiConnector, say) this one cannot run"
+            )
         by_rank = [handshake.value_bytes for handshake in self._handshakes.values()]
         self._saves.set_value_bytes(
             {
@@ -195,17 +203,34 @@ class SchedulerHalf:
         )
 
     def _is_saved(self, key: BlockKey) -> bool:
-        tier = Tier.HOST if self._config.remote is None else Tier.REMOTE
-        return self.manager.residency.is_stored(key, tier)
+        """While the remote store takes nothing, the host tier is all there is to fill; to
+        copy the same blocks out again and again would only cost."""
+        stored = self.manager.residency.is_stored
+        if self._config.remote is None:
+            return stored(key, Tier.HOST)
+        if self._clock() >= self._refused_until_s:
+            return stored(key, Tier.REMOTE)
+        return not self._config.host_bytes or stored(key, Tier.HOST)
+
+    def _note_finished(self, finished: Sequence[BlockKey]) -> None:
+        """Saves ended on all ranks: did the remote store take any of them?"""
+        remote = self._config.remote
+        if remote is None or not finished:
+            return
+        taken = any(self.manager.residency.is_stored(key, Tier.REMOTE) for key in finished)
+        self._refused_until_s = 0.0 if taken else self._clock() + remote.breaker.backoff_cap_s
+        if not taken:
+            self._saves.drop_pending()
 
     def take_report(self, report: WorkerReport) -> None:
         """Workers' news of one step. What belongs to an older epoch only ends waiting."""
         for rank in report.ranks:
             stale = rank.epoch != self._epoch
-            self._saves.done(rank.saves_done)
+            finished = self._saves.done(rank.saves_done)
             if not stale:
                 self.manager.handle(HostChanged(rank.rank, rank.host_changes))
                 self.manager.handle(BlocksStored(rank.rank, rank.remote_stored))
+                self._note_finished(finished)
             for result in rank.loads:
                 self._loads.take_result(result, self._records, stale=stale)
 
@@ -217,7 +242,10 @@ class SchedulerHalf:
     # --- the rest ----------------------------------------------------------------------
 
     def reset(self) -> bool:
-        """Nothing stored so far may be read again (new weights): a fresh key space."""
+        """Nothing stored so far may be read again (new weights): a fresh key space.
+
+        False while vLLM still holds blocks that could be saved into it: reset again.
+        """
         self._epoch = secrets.token_bytes(8)
         self._key_space = None
         self.manager.handle(CacheReset())
@@ -226,8 +254,15 @@ class SchedulerHalf:
         for record in self._records.values():
             record.hit = None
             record.lookup = None  # its answer is about keys of the old space
-        logger.info("KV cache reset: values stored earlier will not be used again")
-        return True
+        logger.warning(
+            "KV cache reset: values stored earlier will not be used again, and until it is "
+            "restarted this engine shares none with others"
+        )
+        return not self._published_blocks()
+
+    def _published_blocks(self) -> int:
+        manager = self._kv_cache_manager
+        return len(manager.block_pool.cached_block_hash_to_block) if manager is not None else 0
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""

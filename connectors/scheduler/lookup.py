@@ -6,6 +6,7 @@ whoever waits compares it, so an answer that comes too late is an answer to nobo
 scheduler never waits: it asks again at its next step until its own deadline.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -88,7 +89,8 @@ class LookupService:
                 self._queries.put_nowait(None)
                 break
             except queue.Full:
-                self._queries.get_nowait()
+                with contextlib.suppress(queue.Empty):
+                    self._queries.get_nowait()
         self._thread.join()
         self._store.close()
 
@@ -104,8 +106,7 @@ class LookupService:
             self._answers.put(LookupAnswer(query, present))
 
     def _ask(self, query: LookupQuery) -> tuple[bool, ...] | None:
-        if self._clock() >= query.deadline_s:
-            self._breaker.record_failure()
+        if self._clock() >= query.deadline_s:  # waited in our own queue: not the store's fault
             self._counters.add(Metric.LOOKUPS, label="late")
             return None
         flat = [name for names in query.names for name in names]

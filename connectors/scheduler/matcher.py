@@ -9,7 +9,7 @@ from connectors.groups import CacheGeometry
 from connectors.scheduler.hit_planner import GroupKeys, Presence, plan_hit
 from connectors.scheduler.lookup import LookupQuery, LookupService
 from connectors.scheduler.records import PendingLookup, RequestRecord
-from spm.events import BlocksConfirmed, BlocksMissing
+from spm.events import BlocksConfirmed, BlocksDoubted
 from spm.keys import KeySpace, Rank
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric
@@ -53,6 +53,8 @@ class HitMatcher:
         limit -= limit % self._geometry.alignment_tokens
         if record.external_refused or record.job_id is not None or limit <= local_tokens:
             return 0, False
+        if record.lookup is not None and self._clock() < record.lookup.deadline_s:
+            return None, False
         plan = plan_hit(
             self._group_keys(record.request, local_tokens, limit),
             local_tokens,
@@ -123,7 +125,7 @@ class HitMatcher:
             if answer.present is not None:
                 pairs = list(zip(answer.query.keys, answer.present, strict=True))
                 self._manager.handle(BlocksConfirmed([key for key, here in pairs if here]))
-                self._manager.handle(BlocksMissing([key for key, here in pairs if not here]))
+                self._manager.handle(BlocksDoubted([key for key, here in pairs if not here]))
 
     def close(self) -> None:
         """Stop the lookup thread."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_PENDING_BLOCKS = 16_384
 """Blocks waiting for room in flight; beyond it the oldest are not saved."""
+_MIN_PENDING_BLOCKS = 64
+_PENDING_OVER_INFLIGHT = 4
 
 
 class SavePlanner:
@@ -39,6 +41,7 @@ class SavePlanner:
         self._limit_bytes = inflight_limit_bytes
         self._counters = counters
         self._value_bytes: Mapping[GroupId, int] = {}
+        self._max_pending = MAX_PENDING_BLOCKS
         self._pending: OrderedDict[BlockKey, tuple[KVCacheBlock, bytes]] = OrderedDict()
         self._inflight: dict[BlockKey, tuple[int, int]] = {}
         self._inflight_bytes = 0
@@ -46,6 +49,12 @@ class SavePlanner:
     def set_value_bytes(self, value_bytes: Mapping[GroupId, int]) -> None:
         """Largest stored size of a block by group, over ranks."""
         self._value_bytes = value_bytes
+        largest = max(value_bytes.values(), default=0)
+        if largest:  # what waits is bounded by bytes too, or a slow store keeps us busy for hours
+            queued_bytes = _PENDING_OVER_INFLIGHT * self._limit_bytes
+            self._max_pending = min(
+                MAX_PENDING_BLOCKS, max(_MIN_PENDING_BLOCKS, queued_bytes // largest)
+            )
 
     def consider(
         self,
@@ -78,7 +87,7 @@ class SavePlanner:
         if key in self._inflight or key in self._pending or self._is_stored(key):
             return
         self._pending[key] = (block, published)
-        if len(self._pending) > MAX_PENDING_BLOCKS:
+        if len(self._pending) > self._max_pending:
             self._pending.popitem(last=False)
             self._counters.add(Metric.SAVES_SKIPPED, label="queue_full")
 
@@ -100,14 +109,17 @@ class SavePlanner:
             moves.append(BlockMove(key, block.block_id))
         return moves
 
-    def done(self, keys: Iterable[BlockKey]) -> None:
-        """One rank is finished with these, well or badly."""
+    def done(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """One rank is finished with these, well or badly; returns those that all are."""
+        finished = []
         for key in keys:
             ranks_left, size = self._inflight.get(key, (0, 0))
             if ranks_left > 1:
                 self._inflight[key] = (ranks_left - 1, size)
             elif self._inflight.pop(key, None) is not None:
                 self._inflight_bytes -= size
+                finished.append(key)
+        return finished
 
     def drop_pending(self) -> None:
         """Forget what has not been handed out (cache reset)."""

@@ -105,6 +105,7 @@ class Loader:
         now_s = self._clock()
         for job_id in [i for i, job in self._jobs.items() if now_s >= job.deadline_s]:
             self._end(job_id, LoadFailure.DEADLINE, results)
+            self._stores.breaker.trip()  # slower than computing: do not let the next one wait too
         return results
 
     def _end(self, job_id: int, reason: LoadFailure, results: list[LoadResult]) -> None:

@@ -222,9 +222,11 @@ class HalfMachine(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def reset(self, everything: bool) -> None:
-        self.manager.reset_prefix_cache()
+        emptied = self.manager.reset_prefix_cache()
         if everything:
-            assert self.half.reset()
+            published = len(self.manager.block_pool.cached_block_hash_to_block)
+            assert self.half.reset() == (not published)
+            assert not (emptied and published)
             self.on_host.clear()
 
     # --- the workers' side --------------------------------------------------------------

@@ -142,3 +142,13 @@ def test_never_stuck_and_never_a_crowd(steps: list[str]) -> None:
     assert breaker.allow()
     breaker.record_success()
     assert state_of(breaker) == "closed"
+
+
+def test_tripping_opens_at_once_and_a_probe_follows_after_the_pause(clock: Clock) -> None:
+    breaker = make(clock)
+    breaker.record_success()
+    breaker.trip()
+    assert not breaker.allow()
+    breaker.trip()
+    clock.now_s += 1.0
+    assert breaker.allow(), "a second trip while open does not prolong the pause"

@@ -45,6 +45,8 @@ class Conditions:
     save_steps: Callable[[], int] = lambda: 0
     fails: Callable[[Rank, BlockKey], LoadFailure | None] = lambda rank, key: None
     values: dict[StoreKey, list[Slot]] = field(default_factory=dict)
+    refuses_writes: bool = False
+    """The remote store takes nothing (full, read-only, gone)."""
 
 
 @dataclass
@@ -140,7 +142,7 @@ class SimulatedWorkerHalf(WorkerHalf):
                 continue
             if self._conditions.tier is Tier.HOST:
                 self._outbox.host_changes[key] = True
-            else:
+            elif not self._conditions.refuses_writes:
                 self._outbox.remote_stored.append(key)
         self._saves = [(steps - 1, space, key) for steps, space, key in self._saves if steps]
 

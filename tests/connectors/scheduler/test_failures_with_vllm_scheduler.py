@@ -159,3 +159,26 @@ def test_an_abort_at_any_stage_leaves_nothing_behind(build: Build, stage: str) -
     engine.run()
     assert engine.ended["doomed"] == "abort"
     right(engine, other=PROMPT + TAIL)
+
+
+@recovering_models
+def test_a_store_that_takes_nothing_is_not_offered_the_same_again_at_once(build: Build) -> None:
+    engine = build()
+    engine.conditions.refuses_writes = True
+    store_prompt(engine)
+    offered = sum(worker.num_saved for worker in engine.workers)
+    assert offered > 0
+    engine.conditions.values.clear()
+    for name in ("second", "third"):
+        engine.add(name, PROMPT)
+        engine.run()
+        engine.forget_gpu()
+    right(engine, second=PROMPT, third=PROMPT)
+    assert sum(worker.num_saved for worker in engine.workers) == offered
+    engine.conditions.refuses_writes = False
+    engine.now_s += 60.0
+    for name in ("fourth", "fifth"):
+        engine.add(name, PROMPT, session="s")
+        engine.run()
+        engine.forget_gpu()
+    assert sources(engine, "fifth")["remote_tokens"] > 0, "back in service"

@@ -79,6 +79,7 @@ def test_at_the_deadline_a_hanging_load_is_answered_and_never_writes(bench: Benc
     (result,) = bench.loader.collect()
     assert result.failed == {key_of(i): LoadFailure.DEADLINE for i in range(4)}
     assert not bench.loader.busy
+    assert not bench.stores.breaker.allow(), "the next load must not wait as long"
     bench.go_on()
     bench.holds()
     assert bench.loader.collect() == []

@@ -38,7 +38,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     demo = commands.add_parser(
-        "demo", help="agents outlive the GPU cache of a real vLLM server (about five minutes)"
+        "demo", help="agents outlive the GPU cache of a real vLLM server (5 to 12 minutes)"
     )
     names = [phase.name for phase in SELECTABLE]
     demo.add_argument(

@@ -93,6 +93,11 @@ async def _run_phases(phases: list[Phase], model: Path, log_dir: Path) -> Runs:
         runs: Runs = []
         for number, phase in enumerate(phases, start=1):
             print(f"\n[{number}/{len(phases)}] {phase.title} ({phase.describe_pool()})")
+            if phase is RECOMPUTE:
+                print("  (vLLM computes again what it evicted: tokens may differ a little from its")
+                print(
+                    "  own cache hits, which are the reference; with the connector they must not)"
+                )
             spec = ServerSpec(
                 model=model,
                 pool_blocks=phase.pool_blocks,

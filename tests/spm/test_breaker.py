@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spm.breaker import BreakerState, CircuitBreaker
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import FakeClock
 
 
 def highest() -> float:
@@ -23,11 +16,11 @@ def highest() -> float:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-def make(clock: Clock, uniform: Callable[[], float] = highest) -> CircuitBreaker:
+def make(clock: FakeClock, uniform: Callable[[], float] = highest) -> CircuitBreaker:
     return CircuitBreaker(
         failures=3, backoff_s=1.0, backoff_cap_s=5.0, clock=clock, uniform=uniform
     )
@@ -43,7 +36,7 @@ def fail(breaker: CircuitBreaker, times: int) -> None:
         breaker.record_failure()
 
 
-def test_only_consecutive_failures_open_it(clock: Clock) -> None:
+def test_only_consecutive_failures_open_it(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 2)
     breaker.record_success()
@@ -54,7 +47,7 @@ def test_only_consecutive_failures_open_it(clock: Clock) -> None:
     assert not breaker.allow()
 
 
-def test_one_probe_is_admitted_and_its_success_closes(clock: Clock) -> None:
+def test_one_probe_is_admitted_and_its_success_closes(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 3)
     clock.now_s += 0.99
@@ -70,7 +63,7 @@ def test_one_probe_is_admitted_and_its_success_closes(clock: Clock) -> None:
     assert breaker.allow(), "the backoff starts over after a success"
 
 
-def test_pauses_double_up_to_the_cap(clock: Clock) -> None:
+def test_pauses_double_up_to_the_cap(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 3)
     pauses: list[float] = []
@@ -83,7 +76,7 @@ def test_pauses_double_up_to_the_cap(clock: Clock) -> None:
     assert pauses == [1.0, 4.0, 5.0, 5.0, 5.0, 5.0]
 
 
-def test_a_lost_probe_is_replaced(clock: Clock) -> None:
+def test_a_lost_probe_is_replaced(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 3)
     clock.now_s += 1.0
@@ -95,7 +88,7 @@ def test_a_lost_probe_is_replaced(clock: Clock) -> None:
     assert not breaker.allow()
 
 
-def test_late_reports_do_not_move_an_open_breaker(clock: Clock) -> None:
+def test_late_reports_do_not_move_an_open_breaker(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 3)
     breaker.record_success()
@@ -105,7 +98,7 @@ def test_late_reports_do_not_move_an_open_breaker(clock: Clock) -> None:
     assert breaker.allow()
 
 
-def test_jitter_shortens_pauses_by_at_most_half(clock: Clock) -> None:
+def test_jitter_shortens_pauses_by_at_most_half(clock: FakeClock) -> None:
     breaker = make(clock, uniform=lambda: 0.0)
     fail(breaker, 3)
     clock.now_s += 0.49
@@ -114,7 +107,7 @@ def test_jitter_shortens_pauses_by_at_most_half(clock: Clock) -> None:
     assert breaker.allow()
 
 
-def test_many_pauses_do_not_overflow(clock: Clock) -> None:
+def test_many_pauses_do_not_overflow(clock: FakeClock) -> None:
     breaker = make(clock)
     fail(breaker, 3)
     for _ in range(3000):
@@ -125,7 +118,7 @@ def test_many_pauses_do_not_overflow(clock: Clock) -> None:
 
 @given(st.lists(st.sampled_from(["allow", "ok", "fail", "wait"]), max_size=60))
 def test_never_stuck_and_never_a_crowd(steps: list[str]) -> None:
-    clock = Clock()
+    clock = FakeClock()
     breaker = make(clock)
     for step in steps:
         before = breaker.state
@@ -144,7 +137,7 @@ def test_never_stuck_and_never_a_crowd(steps: list[str]) -> None:
     assert state_of(breaker) == "closed"
 
 
-def test_tripping_opens_at_once_and_a_probe_follows_after_the_pause(clock: Clock) -> None:
+def test_tripping_opens_at_once_and_a_probe_follows_after_the_pause(clock: FakeClock) -> None:
     breaker = make(clock)
     breaker.record_success()
     breaker.trip()

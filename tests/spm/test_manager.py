@@ -22,6 +22,7 @@ from spm.keys import Rank
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
 from spm.residency import Tier
+from tests.clock import FakeClock
 from tracker.ids import BlockHash, GroupId, SessionId, SessionRef, TenantId, make_block_key
 
 G0, G1 = GroupId(0), GroupId(1)
@@ -29,14 +30,6 @@ KEYS = [make_block_key(BlockHash(bytes([i]) * 4), G0) for i in range(8)]
 A, B, C = (SessionRef(DEFAULT_TENANT, SessionId(name)) for name in "abc")
 EXPIRED = metric_key(Metric.FORGOTTEN, "expired")
 BOUND = metric_key(Metric.FORGOTTEN, "bound")
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Bench:

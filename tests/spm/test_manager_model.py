@@ -23,7 +23,7 @@ from spm.hints import DEFAULT_TENANT
 from spm.keys import Rank
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
-from tests.spm.test_manager import FakeClock
+from tests.clock import FakeClock
 from tracker.ids import BlockHash, GroupId, SessionId, SessionRef, make_block_key
 
 TTL_S, MAX_SESSIONS, MAX_KEYS = 30, 4, 6

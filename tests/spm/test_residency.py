@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spm.keys import Rank
 from spm.residency import ResidencyIndex, Tier
+from tests.clock import FakeClock
 from tracker.errors import IntegrityError
 from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key
 
@@ -15,14 +16,6 @@ MAX_KEYS = 4
 KEYS = [make_block_key(BlockHash(bytes([i]) * 4), GroupId(0)) for i in range(7)]
 A, B, C = KEYS[:3]
 R0, R1 = Rank(0), Rank(1)
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.clock import FakeClock
 from tracker.errors import IntegrityError
 from tracker.ids import (
     BlockHash,
@@ -36,17 +37,9 @@ def key(name: str, group: GroupId = G0) -> BlockKey:
 A, B, C, D = (ref(name) for name in "abcd")
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock()
+    return FakeClock(50.0)
 
 
 @pytest.fixture

@@ -10,20 +10,11 @@ from spm.config import SpmConfig
 from spm.keys import Fingerprint, KeySpace
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters
+from tests.clock import FakeClock
 from tests.connectors.scheduler.vllm_parts import Attention, make_request
 from tracker.ids import BlockKey, GroupId
 
 KEY_SPACE = KeySpace("test", Fingerprint(bytes(16)))
-
-
-class Clock:
-    """Moves only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def geometry_of(model: Sequence[Attention]) -> CacheGeometry:
@@ -35,7 +26,9 @@ def geometry_of(model: Sequence[Attention]) -> CacheGeometry:
     return CacheGeometry(groups, min(sizes), max(sizes))
 
 
-def manager_of(counters: Counters, clock: Clock, world_size: int = 1) -> SessionAwarePoolingManager:
+def manager_of(
+    counters: Counters, clock: FakeClock, world_size: int = 1
+) -> SessionAwarePoolingManager:
     return SessionAwarePoolingManager(SpmConfig(), world_size, counters, clock)
 
 

@@ -23,7 +23,8 @@ from connectors.scheduler.half import SchedulerHalf
 from spm.config import SpmConfig
 from spm.keys import Fingerprint, Rank
 from spm.metrics import Counters
-from tests.connectors.scheduler.kit import Clock, geometry_of, keys_of
+from tests.clock import FakeClock
+from tests.connectors.scheduler.kit import geometry_of, keys_of
 from tests.connectors.scheduler.vllm_parts import (
     FULL,
     HYBRID,
@@ -69,7 +70,7 @@ class HalfMachine(RuleBasedStateMachine):
             lambda layouts: Fingerprint(bytes(16)),
             None,
             Counters(),
-            Clock(),
+            FakeClock(),
         )
         self.half.bind(self.manager)
         sizes = (VALUE_BYTES,) * len(model)

@@ -15,7 +15,8 @@ from spm.events import BlocksConfirmed, HostChanged
 from spm.keys import Rank
 from spm.metrics import Counters
 from spm.residency import Tier
-from tests.connectors.scheduler.kit import Clock, geometry_of, keys_of, manager_of, record_of
+from tests.clock import FakeClock
+from tests.connectors.scheduler.kit import geometry_of, keys_of, manager_of, record_of
 from tests.connectors.scheduler.vllm_parts import FULL, HYBRID, SLIDING, UNEVEN, Attention
 from tracker.ids import BlockKey
 
@@ -26,7 +27,7 @@ class Rig:
     def __init__(self, model: Sequence[Attention] = FULL, world_size: int = 1) -> None:
         self.geometry = geometry_of(model)
         self.counters = Counters()
-        self.manager = manager_of(self.counters, Clock(), world_size)
+        self.manager = manager_of(self.counters, FakeClock(), world_size)
         self.tracker = LoadTracker(self.geometry, self.manager, world_size, self.counters)
         self.record = record_of(self.geometry)
         self.records: dict[str, RequestRecord] = {"r": self.record}

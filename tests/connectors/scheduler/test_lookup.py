@@ -16,7 +16,7 @@ from connectors.stores.buffers import Buffer
 from spm.breaker import BreakerState, CircuitBreaker
 from spm.errors import StoreUnavailableError
 from spm.metrics import Counters
-from tests.connectors.scheduler.kit import Clock
+from tests.clock import FakeClock
 from tracker.ids import BlockKey
 
 PATIENCE_S = 10.0
@@ -80,7 +80,7 @@ class Rig:
     """A service, its parts, and a way to wait until it has nothing queued."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.store = ScriptedStore()
         self.counters = Counters()
         self.breaker = CircuitBreaker(failures=2, backoff_s=8, backoff_cap_s=8, clock=self.clock)

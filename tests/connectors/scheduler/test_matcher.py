@@ -10,9 +10,9 @@ from connectors.scheduler.records import RequestRecord
 from spm.events import BlocksConfirmed, HostChanged
 from spm.keys import Rank
 from spm.metrics import Counters
+from tests.clock import FakeClock
 from tests.connectors.scheduler.kit import (
     KEY_SPACE,
-    Clock,
     geometry_of,
     keys_of,
     manager_of,
@@ -49,7 +49,7 @@ class Rig:
 
     def __init__(self, world_size: int = 1, *, remote: bool = True) -> None:
         self.geometry = geometry_of(FULL)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.counters = Counters()
         self.lookups = ScriptedLookups()
         self.manager = manager_of(self.counters, self.clock, world_size)

@@ -14,7 +14,8 @@ from connectors.worker.half import WorkerHalf
 from spm.config import RemoteConfig, SpmConfig
 from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
-from tests.connectors.worker.kit import NUM_BLOCKS, SPACE, Clock, FaultStore
+from tests.clock import FakeClock
+from tests.connectors.worker.kit import NUM_BLOCKS, SPACE, FaultStore
 from tests.connectors.worker.layouts import TOKENS, KvMemory, uniform
 from tracker.ids import BlockKey
 
@@ -40,7 +41,7 @@ class Worker:
         memory: KvMemory | None = None,
     ) -> None:
         self.memory = memory or uniform(KVCacheLayout.LBNHC, num_blocks=NUM_BLOCKS)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.counters = Counters()
         self.geometry = CacheGeometry(self.memory.groups, TOKENS, TOKENS)
         self.space = SPACE

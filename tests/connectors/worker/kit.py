@@ -22,6 +22,7 @@ from spm.config import SpmConfig
 from spm.keys import Fingerprint, KeySpace, Rank
 from spm.metrics import Counters, Metric, metric_key
 from spm.value_format import HEADER_BYTES, ValueIdentity, write_header
+from tests.clock import FakeClock
 from tests.connectors.worker.layouts import KvMemory, uniform
 from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key
 
@@ -35,16 +36,6 @@ NUM_BLOCKS = 40
 def key_of(index: int, group: int = 0) -> BlockKey:
     """A block key for a small number."""
     return make_block_key(BlockHash(hashlib.sha256(b"%d" % index).digest()), GroupId(group))
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class FaultStore(KVStore):
@@ -133,7 +124,7 @@ class Parts:
         self.evicted: list[StoreKey] = []
         self.host = MemoryStore(self.pool, config.host_bytes, self.evicted.append)
         self.remote = FaultStore(self.pool)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.counters = Counters()
         breaker = CircuitBreaker(failures=1000, backoff_s=1.0, backoff_cap_s=1.0)
         self.stores = TieredStore(self.host, self.remote, breaker, self.clock)

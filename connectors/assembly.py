@@ -5,13 +5,14 @@ import time
 from typing import TYPE_CHECKING
 
 from connectors.fingerprint import engine_fingerprint, require_shareable_hashes
-from connectors.groups import cache_geometry
+from connectors.groups import block_geometry, cache_geometry
 from connectors.kernels import attention_kernels
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupService
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.worker.half import WorkerHalf, remote_breaker
+from connectors.worker.idle import IdleWorkerHalf
 from spm.config import SpmConfig
 from spm.keys import Rank
 from spm.metrics import Counters
@@ -30,7 +31,10 @@ def build_scheduler_half(
     counters: Counters,
 ) -> SchedulerHalf:
     """Raises :class:`spm.errors.ConfigError` or ``LayoutError``: better now than later."""
-    geometry = cache_geometry(vllm_config, kv_cache_config)
+    if config.pools:
+        geometry = cache_geometry(vllm_config, kv_cache_config)
+    else:  # nothing is moved, so any model will do
+        geometry = block_geometry(kv_cache_config)
     if config.remote is not None:
         require_shareable_hashes(vllm_config)
     _warn(vllm_config)
@@ -73,7 +77,7 @@ def _warn(vllm_config: "VllmConfig") -> None:
             "preempts in the same step, uncomputed; such a block would be stored. Use 'fcfs'"
         )
     if not vllm_config.cache_config.enable_prefix_caching:
-        logger.error("prefix caching is off: no block is ever published, nothing will be saved")
+        logger.error("prefix caching is off: no block is ever published, nothing will be kept")
 
 
 def build_worker_half(
@@ -81,8 +85,10 @@ def build_worker_half(
     vllm_config: "VllmConfig",
     kv_cache_config: "KVCacheConfig",
     counters: Counters,
-) -> WorkerHalf:
+) -> WorkerHalf | IdleWorkerHalf:
     """One rank's half; starts nothing until the KV caches are registered."""
+    if not config.pools:
+        return IdleWorkerHalf()
     geometry = cache_geometry(vllm_config, kv_cache_config)
     parallel = vllm_config.parallel_config
     rank = Rank(parallel.rank % parallel.world_size)

@@ -113,6 +113,16 @@ def cache_geometry(vllm_config: "VllmConfig", kv_cache_config: KVCacheConfig) ->
     return CacheGeometry(groups, hash_tokens, alignment)
 
 
+def block_geometry(kv_cache_config: KVCacheConfig) -> CacheGeometry:
+    """Block sizes by group and nothing else: enough to count blocks, not to move them."""
+    sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
+    groups = tuple(
+        GroupGeometry(GroupId(index), size, None, 0, ()) for index, size in enumerate(sizes)
+    )
+    smallest, largest = min(sizes, default=1), max(sizes, default=1)
+    return CacheGeometry(groups, kv_cache_config.hash_block_size or smallest, largest)
+
+
 def _refuse_unsupported_parallelism(vllm_config: "VllmConfig") -> None:
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:

@@ -57,6 +57,11 @@ class LayoutHandshake(KVConnectorHandshakeMetadata):
 
 
 @dataclass(slots=True)
+class NoCommands(KVConnectorMetadata):
+    """Of an engine without a tier behind its GPU pool: workers have nothing to do, ever."""
+
+
+@dataclass(slots=True)
 class StepCommands(KVConnectorMetadata):
     """Scheduler half to every worker half, once a step."""
 

@@ -1,11 +1,45 @@
-"""vLLM general plugin: makes ``kv_connector: SessionAwareConnector`` known by name."""
+"""vLLM general plugin, loaded by vLLM in every process it starts.
+
+Makes ``kv_connector: SessionAwareConnector`` known by name, and gives the engine core one
+utility method, through which API servers reach sessions: on the scheduler's own thread,
+between steps, also while the engine is idle.
+"""
+
+from collections.abc import Iterator
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.v1.engine.core import EngineCore
 
 _NAME = "SessionAwareConnector"
+UTILITY = "spm_manage"
+_NO_CONNECTOR = {
+    "status": "unsupported",
+    "detail": f"this engine runs without {_NAME}; see --kv-transfer-config",
+}
 
 
 def register() -> None:
     """Called by vLLM in every process it starts; may be called more than once."""
     if _NAME not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(_NAME, "connectors.session_aware", _NAME)
+    if not hasattr(EngineCore, UTILITY):
+        setattr(EngineCore, UTILITY, spm_manage)
+
+
+def spm_manage(engine_core: EngineCore, request: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's utility call ``spm_manage``. Scheduler thread."""
+    for connector in _connectors(engine_core.scheduler.get_kv_connector()):
+        manage = getattr(connector, "manage", None)
+        if manage is not None and type(connector).__name__ == _NAME:
+            answer: dict[str, Any] = manage(request)
+            return answer
+    return dict(_NO_CONNECTOR)
+
+
+def _connectors(connector: Any) -> Iterator[Any]:  # noqa: ANN401  (vLLM's, of any kind)
+    """The connector, and its children if it is a ``MultiConnector``."""
+    if connector is not None:
+        yield connector
+        for child in getattr(connector, "sub_connectors", ()):
+            yield from _connectors(child)

@@ -5,7 +5,7 @@ hooks on the worker's main thread; the halves share nothing but metadata.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,6 +126,10 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         return self.scheduler_half.has_pending_work()
 
+    def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A management request, on the scheduler's thread between steps. Never raises."""
+        return self.scheduler_half.manage(request)
+
     def reset_cache(self) -> bool | None:
         return self.scheduler_half.reset()
 
@@ -139,8 +143,8 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        assert isinstance(connector_metadata, StepCommands)
-        self.worker_half.begin_step(connector_metadata)
+        if isinstance(connector_metadata, StepCommands):
+            self.worker_half.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:  # noqa: ANN401
         self.worker_half.start_loads()
@@ -173,7 +177,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _fails_by_block(self) -> bool:
-        return self.worker_half.geometry.keeps_prefix_of_failed_load
+        return self.worker_half.keeps_prefix_of_failed_load
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self.get_transfer_results(finished_req_ids).finished_recving

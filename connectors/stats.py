@@ -70,14 +70,14 @@ class SpmPromMetrics(KVConnectorPromMetrics):
 
     def _register(self, metric: Metric, metric_types: Any, labelnames: list[str]) -> None:  # noqa: ANN401
         spec = metric.spec
-        names = [*labelnames, spec.label] if spec.label else list(labelnames)
+        names = [*labelnames, *spec.label.split(",")] if spec.label else list(labelnames)
         kwargs: dict[str, Any] = {"name": spec.name, "documentation": spec.doc, "labelnames": names}
         if spec.gauge:
             kwargs["multiprocess_mode"] = "mostrecent"
         family = metric_types[Gauge if spec.gauge else Counter](**kwargs)
         for value in spec.values:
             self._series[metric_key(metric, value)] = {
-                engine: family.labels(*labels, *([value] if spec.label else []))
+                engine: family.labels(*labels, *(value.split(",") if spec.label else []))
                 for engine, labels in self.per_engine_labelvalues.items()
             }
 

@@ -18,6 +18,7 @@ MAX_TTL_S = 3600
 """Longest retention a hint may ask for (vLLM RFC #52113)."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HEADER = re.compile(r"[A-Za-z0-9-]{0,64}")
 _SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]*)(:\d+)?(/[^#]*)?")
 
@@ -63,6 +64,37 @@ def redacted_url(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SamConfig:
+    """What hints may do to vLLM's own block pool, and who may manage sessions."""
+
+    enabled: bool = field(
+        default=True, metadata={"doc": "act on hints; false: vLLM's own block order and endpoints"}
+    )
+    ranges: bool = field(
+        default=True, metadata={"doc": "accept hints about a part of a session's blocks"}
+    )
+    remote_operations: bool = field(
+        default=True, metadata={"doc": "accept `offload` and `prefetch`"}
+    )
+    max_protected_share: float = _number(
+        0.5, 0.0, 1.0, "share of the pool that hints may protect, all tenants together"
+    )
+    max_tenant_protected_share: float = _number(
+        0.5, 0.0, 1.0, "share of the pool that one tenant's hints may protect"
+    )
+    soon_s: float = _number(
+        10.0, 0.0, MAX_TTL_S, "a resume expected within this time is protected longest"
+    )
+    tenant_header: str = field(
+        default="",
+        metadata={"doc": "header in which a trusted gateway names the tenant; empty: none"},
+    )
+    tenant_from_api_key: bool = field(
+        default=False, metadata={"doc": "each API key is a tenant of its own"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SpmConfig:
     """All settings of one engine. Byte and thread counts are per worker."""
 
@@ -92,6 +124,12 @@ class SpmConfig:
     residency_ttl_s: float = _number(
         300.0, 1.0, 86_400.0, "age after which remote presence is asked for again"
     )
+    sam: SamConfig = field(default_factory=SamConfig)
+
+    @property
+    def pools(self) -> bool:
+        """Whether there is a tier behind the GPU pool at all."""
+        return self.host_bytes > 0 or self.remote is not None
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> "SpmConfig":
@@ -106,8 +144,15 @@ class SpmConfig:
                 f"save_inflight_bytes={config.save_inflight_bytes}: at most "
                 f"staging_bytes={config.staging_bytes}"
             )
-        if config.host_bytes == 0 and config.remote is None:
-            raise ConfigError("host_bytes=0 and no remote: there is nowhere to keep KV")
+        if not _HEADER.fullmatch(config.sam.tenant_header):
+            raise ConfigError(
+                f"sam.tenant_header={config.sam.tenant_header!r}: a header name (letters, digits, "
+                "'-'), or empty"
+            )
+        if not config.pools and not config.sam.enabled:
+            raise ConfigError(
+                "host_bytes=0, no remote and sam.enabled=false: there is nothing to do"
+            )
         return config
 
 
@@ -135,10 +180,14 @@ def _build(cls: Any, raw: object, prefix: str) -> Any:  # noqa: ANN401
 
 def _check(name: str, kind: object, metadata: Mapping[str, Any], value: object) -> object:
     """One value against its annotation and range."""
-    if kind is BreakerConfig:
-        return _build(BreakerConfig, value, name + ".")
+    if kind in (BreakerConfig, SamConfig):
+        return _build(kind, value, name + ".")
     if kind == RemoteConfig | None:
         return None if value is None else _build(RemoteConfig, value, name + ".")
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={_shown(value, text=True)}: true or false is needed")
+        return value
     if kind is int or kind is float:
         return _check_number(name, kind is int, metadata["range"], value)
     choices = getattr(kind, "__args__", None)

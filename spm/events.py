@@ -16,6 +16,29 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestStarted:
+    """That request is counted until it ends; meanwhile the session is not idle."""
+
+    ref: SessionRef
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """A request of this session ended; the session is remembered for at least ``keep_s``."""
+
+    ref: SessionRef
+    keep_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRefreshed:
+    """The application spoke of the session without a request."""
+
+    ref: SessionRef
+    keep_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksAssociated:
     """A request of the session ended having computed these blocks, from index 0 on."""
 
@@ -75,6 +98,9 @@ class CacheReset:
 
 LifecycleEvent = (
     SessionOpened
+    | RequestStarted
+    | RequestEnded
+    | SessionRefreshed
     | BlocksAssociated
     | SessionEnded
     | HostChanged

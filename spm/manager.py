@@ -19,8 +19,11 @@ from spm.events import (
     CacheReset,
     HostChanged,
     LifecycleEvent,
+    RequestEnded,
+    RequestStarted,
     SessionEnded,
     SessionOpened,
+    SessionRefreshed,
 )
 from spm.metrics import Counters, Metric
 from spm.residency import ResidencyIndex
@@ -46,29 +49,41 @@ class SessionAwarePoolingManager:
     ) -> None:
         self._session_ttl_s = config.session_ttl_s
         self._counters = counters
+        self._clock = clock
+        self._active: dict[SessionRef, int] = {}
+        """Requests by session, from arrival to end."""
+        self._closed: list[SessionRef] = []
+        """Sessions forgotten or ended since somebody last asked."""
         self.tracker = SessionKeyTracker(config.max_sessions, config.max_keys, clock)
         self.residency = ResidencyIndex(world_size, config.max_keys, config.residency_ttl_s, clock)
         self._wheel: TtlWheel[SessionRef] = TtlWheel(clock)
 
     def handle(self, event: LifecycleEvent) -> None:
-        """Apply one event. Idempotent; never raises for a session or key it does not know."""
+        """Apply one event; never raises for a session or key it does not know."""
         match event:
             case SessionOpened(ref, parent):
                 outcome = self.tracker.open(ref, parent)
                 self._note(outcome)
-                self._wheel.register(ref, self._session_ttl_s)
+                self._keep(ref)
                 if parent is not None and outcome.refused is None:
-                    self._wheel.register(parent, self._session_ttl_s)
+                    self._keep(parent)
+            case RequestStarted(ref):
+                self._active[ref] = self._active.get(ref, 0) + 1
+            case RequestEnded(ref, keep_s):
+                self._end_request(ref)
+                self._note(self.tracker.open(ref))
+                self._keep(ref, keep_s)
+            case SessionRefreshed(ref, keep_s):
+                if self.tracker.touch(ref):
+                    self._keep(ref, keep_s)
             case BlocksAssociated(ref, keys):
                 self._note(self.tracker.open(ref))
-                self._wheel.register(ref, self._session_ttl_s)
+                self._keep(ref)
                 for group, blocks in keys.items():
                     self._note(self.tracker.associate(ref, group, 0, blocks))
             case SessionEnded(ref, tree):
-                ended = self.tracker.free_session_tree(ref) if tree else [ref]
-                for one in ended:
-                    self.tracker.free_session(one)
-                    self._wheel.remove(one)
+                for one in self.tracker.subtree(ref) if tree else [ref]:
+                    self._close(one)
             case HostChanged(rank, changes):
                 self.residency.note_host(rank, changes)
             case BlocksStored(rank, stored):
@@ -83,16 +98,53 @@ class SessionAwarePoolingManager:
                 self.residency.clear()
 
     def tick(self) -> None:
-        """Once a scheduler step: expire sessions, let go of keys nobody has any more."""
+        """Once a scheduler step: expire sessions, let go of keys nobody has any more.
+
+        A session whose request is still running is not idle, however long that takes.
+        """
         for ref in self._wheel.advance():
-            if self.tracker.free_session(ref):
+            if ref in self._active:
+                self._wheel.register(ref, self._session_ttl_s)
+            elif self._close(ref):
                 self._counters.add(Metric.FORGOTTEN, label="expired")
         self.tracker.take_orphans(_ORPHANS_PER_TICK)
+
+    def take_closed(self) -> list[SessionRef]:
+        """Sessions that were forgotten or ended since the last call."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def active_requests(self, ref: SessionRef) -> int:
+        """Requests of the session that have arrived and not ended."""
+        return self._active.get(ref, 0)
+
+    def idle_s(self, ref: SessionRef) -> float:
+        """Seconds since the session was last heard of; 0 for an unknown one."""
+        since_s = self.tracker.idle_since_s(ref)
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    def _keep(self, ref: SessionRef, keep_s: float = 0.0) -> None:
+        self._wheel.register(ref, max(self._session_ttl_s, keep_s))
+
+    def _end_request(self, ref: SessionRef) -> None:
+        left = self._active.get(ref, 0) - 1
+        if left > 0:
+            self._active[ref] = left
+        else:
+            self._active.pop(ref, None)
+
+    def _close(self, ref: SessionRef) -> bool:
+        self._wheel.remove(ref)
+        closed = self.tracker.free_session(ref)
+        if closed:
+            self._closed.append(ref)
+        return closed
 
     def _note(self, outcome: TrackOutcome) -> None:
         """Sessions forgotten for a bound lose their deadline too."""
         for ref in outcome.forgotten:
             self._wheel.remove(ref)
+            self._closed.append(ref)
             self._counters.add(Metric.FORGOTTEN, label="bound")
 
     def check_integrity(self) -> None:

@@ -8,7 +8,10 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """``label`` values outside ``values`` are a programming error, never user text."""
+    """``label`` values outside ``values`` are a programming error, never user text.
+
+    Several labels are joined by commas, in ``label`` and in each value.
+    """
 
     name: str
     doc: str
@@ -18,6 +21,17 @@ class MetricSpec:
 
 
 _TIERS = ("host", "remote")
+_EDITS = ("offload", "prefetch", "evict")
+_STATUSES = (
+    "ok",
+    "partial",
+    "accepted",
+    "deferred",
+    "unsupported",
+    "not_found",
+    "rejected",
+    "failed",
+)
 
 
 class Metric(Enum):
@@ -63,8 +77,48 @@ class Metric(Enum):
         label="outcome",
         values=("answered", "late", "failed", "refused"),
     )
-    HINTS_MALFORMED = MetricSpec(
-        "spm:hints_malformed", "Requests whose session identity was unusable."
+    HINTS = MetricSpec(
+        "spm:hints",
+        "Requests with a hint, by what became of it.",
+        label="outcome",
+        values=("acted", "clipped", "late", "malformed", "unknown", "no_session", "off"),
+    )
+    EDITS = MetricSpec(
+        "spm:edits",
+        "Edits asked for: type and status.",
+        label="type,status",
+        values=tuple(f"{edit},{status}" for edit in _EDITS for status in _STATUSES),
+    )
+    MANAGEMENT = MetricSpec(
+        "spm:management_requests",
+        "Management requests, by status.",
+        label="status",
+        values=_STATUSES,
+    )
+    SAM_EXPIRED_BLOCKS = MetricSpec(
+        "spm:sam_expired_blocks", "Free blocks whose protection ended by its TTL."
+    )
+    SAM_OVERRIDDEN_BLOCKS = MetricSpec(
+        "spm:sam_overridden_blocks", "Protected blocks taken because nothing else was free."
+    )
+    SAM_SECONDS = MetricSpec(
+        "spm:sam_seconds", "Seconds of scheduler time spent on hints, claims and management."
+    )
+    SAM_ACTIVE = MetricSpec(
+        "spm:sam_active", "Whether hints act on the block pool (1) or not (0).", gauge=True
+    )
+    SAM_RECORDS = MetricSpec(
+        "spm:sam_records", "Pairs of a session and a block of the pool.", gauge=True
+    )
+    SAM_BLOCKS = MetricSpec(
+        "spm:sam_blocks",
+        "Blocks of the pool by retention zone.",
+        gauge=True,
+        label="zone",
+        values=("finished", "demoted", "ordinary", "associated", "later", "soon"),
+    )
+    SAM_PROTECTED_BLOCKS = MetricSpec(
+        "spm:sam_protected_blocks", "Blocks of the pool that hints protect.", gauge=True
     )
     FORGOTTEN = MetricSpec(
         "spm:sessions_forgotten", "Sessions forgotten.", label="reason", values=("expired", "bound")
@@ -73,7 +127,7 @@ class Metric(Enum):
         "spm:internal_errors",
         "Unexpected exceptions caught at a thread boundary.",
         label="where",
-        values=("loader", "saver", "lookup"),
+        values=("loader", "saver", "lookup", "management"),
     )
     SESSIONS = MetricSpec("spm:sessions", "Sessions tracked.", gauge=True)
     SESSION_KEYS = MetricSpec("spm:session_keys", "Block keys of sessions.", gauge=True)

@@ -9,11 +9,15 @@ from typing import Any, get_args
 
 import pytest
 
-from spm.config import BreakerConfig, RemoteConfig, SpmConfig
+from spm.config import BreakerConfig, RemoteConfig, SamConfig, SpmConfig
 
 _ROOT = Path(__file__).parent.parent
 _README = (_ROOT / "README.md").read_text()
-_NESTED: dict[object, Any] = {RemoteConfig | None: RemoteConfig, BreakerConfig: BreakerConfig}
+_NESTED: dict[object, Any] = {
+    RemoteConfig | None: RemoteConfig,
+    BreakerConfig: BreakerConfig,
+    SamConfig: SamConfig,
+}
 
 
 def settings_rows(cls: Any = SpmConfig, prefix: str = "") -> Iterator[str]:  # noqa: ANN401

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracker.errors import IntegrityError
-from tracker.ids import BlockKey, GroupId, SessionRef
+from tracker.ids import BlockKey, GroupId, SessionRef, TenantId
 from tracker.key_index import KeyIndex, KeyState
+from tracker.session_directory import SessionDirectory
 from tracker.session_record import SessionRecord
 from tracker.session_tree import SessionTree
 
@@ -42,7 +43,15 @@ class SessionKeyTracker:
     thread and raise nothing but what they name; all are idempotent.
     """
 
-    __slots__ = ("_clock", "_index", "_max_keys", "_max_sessions", "_sessions", "_tree")
+    __slots__ = (
+        "_clock",
+        "_directory",
+        "_index",
+        "_max_keys",
+        "_max_sessions",
+        "_sessions",
+        "_tree",
+    )
 
     def __init__(self, max_sessions: int, max_keys: int, clock: Callable[[], float]) -> None:
         """``clock`` returns monotonic seconds.
@@ -57,6 +66,7 @@ class SessionKeyTracker:
         self._sessions: OrderedDict[SessionRef, SessionRecord] = OrderedDict()  # idle longest first
         self._index = KeyIndex()
         self._tree = SessionTree()
+        self._directory = SessionDirectory()
 
     @property
     def num_sessions(self) -> int:
@@ -131,6 +141,7 @@ class SessionKeyTracker:
             return False
         session.clear()
         self._tree.remove(ref)
+        self._directory.remove(ref)
         return True
 
     def free_session_tree(self, ref: SessionRef) -> list[SessionRef]:
@@ -167,6 +178,14 @@ class SessionKeyTracker:
         """Direct children, oldest link first."""
         return self._tree.children_of(ref)
 
+    def page(self, tenant: TenantId, after: str | None, limit: int) -> list[SessionRef]:
+        """Up to ``limit`` open sessions of a tenant with ids above ``after``, ascending."""
+        return self._directory.page(tenant, after, limit)
+
+    def subtree(self, ref: SessionRef) -> list[SessionRef]:
+        """``ref`` and its descendants, children before their parent."""
+        return self._tree.subtree(ref)
+
     def idle_since_s(self, ref: SessionRef) -> float | None:
         """Clock reading in seconds of the last activity; None when ``ref`` is not open."""
         session = self._sessions.get(ref)
@@ -187,6 +206,7 @@ class SessionKeyTracker:
             last_active_s = session.last_active_s
         self._index.check_integrity(holders)
         self._tree.check_integrity()
+        self._directory.check_integrity(self._sessions)
         for ref in self._tree.linked():
             parent = self._tree.parent_of(ref)
             if ref not in self._sessions or (parent and parent.tenant != ref.tenant):
@@ -204,6 +224,7 @@ class SessionKeyTracker:
             if len(self._sessions) >= self._max_sessions:
                 self._forget(next(iter(self._sessions)), forgotten)
             self._sessions[ref] = SessionRecord(ref, self._index, self._clock())
+            self._directory.add(ref)
         return self._sessions[ref]
 
     def _forget(self, ref: SessionRef, forgotten: list[SessionRef]) -> None:

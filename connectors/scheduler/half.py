@@ -1,44 +1,30 @@
-"""The scheduler half: one object a connector hook can call, gluing the parts together.
+"""The scheduler half: one object a connector hook can call.
 
-Everything here runs on vLLM's scheduler thread and never waits. News comes from two
-places: workers' reports (with each step's output) and the lookup service's queue.
+Sessions are always there; pooling only if there is a tier behind the GPU pool. Everything
+runs on vLLM's scheduler thread and never waits.
 """
 
-import logging
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
-from connectors.metadata import LayoutHandshake, StepCommands, WorkerReport
-from connectors.scheduler.load_tracker import LoadTracker
+from connectors.metadata import LayoutHandshake, NoCommands, StepCommands, WorkerReport
 from connectors.scheduler.lookup import LookupService
-from connectors.scheduler.matcher import HitMatcher
-from connectors.scheduler.records import RequestRecord
-from connectors.scheduler.save_planner import SavePlanner
+from connectors.scheduler.pooling import PoolingHalf
+from connectors.scheduler.sessions import SessionHooks
 from spm.config import SpmConfig
-from spm.errors import IntegrityError, LayoutError
-from spm.events import (
-    BlocksAssociated,
-    BlocksStored,
-    CacheReset,
-    HostChanged,
-    SessionOpened,
-)
-from spm.hints import session_identity
-from spm.keys import Fingerprint, KeySpace, Rank
+from spm.keys import Fingerprint
 from spm.manager import SessionAwarePoolingManager
-from spm.metrics import Counters, Metric, metric_key
+from spm.metrics import Counters
 from spm.residency import Tier
-from tracker.ids import BlockKey
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-logger = logging.getLogger(__name__)
+_NOTHING_TO_MOVE = NoCommands()
 
 
 class SchedulerHalf:
@@ -54,255 +40,111 @@ class SchedulerHalf:
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config = config
-        self._geometry = geometry
-        self._world_size = world_size
-        self._fingerprint = fingerprint
-        self._counters = counters
         self.manager = SessionAwarePoolingManager(config, world_size, counters, clock)
-        self._matcher = HitMatcher(
-            geometry,
-            self.manager,
-            lookups,
-            config.lookup_deadline_s,
-            world_size,
-            counters,
-            clock,
-        )
-        self._loads = LoadTracker(geometry, self.manager, world_size, counters)
-        self._saves = SavePlanner(geometry, self._is_saved, config.save_inflight_bytes, counters)
-        self._kv_cache_manager: KVCacheManager | None = None
-        self._handshakes: dict[Rank, LayoutHandshake] = {}
-        self._key_space: KeySpace | None = None
-        self._epoch = b""
-        self._records: dict[str, RequestRecord] = {}
-        self._clock = clock
-        self._refused_until_s = 0.0
-        """Until then the remote store is taken not to accept writes."""
-
-    # --- start -------------------------------------------------------------------------
+        self.sessions = SessionHooks(config, geometry, self.manager, counters, clock)
+        self.pooling: PoolingHalf | None = None
+        """None: there is no tier behind the GPU pool."""
+        if config.pools:
+            self.pooling = PoolingHalf(
+                config,
+                geometry,
+                world_size,
+                fingerprint,
+                lookups,
+                self.manager,
+                self.sessions.session_of,
+                counters,
+                clock,
+            )
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
-        """vLLM's cache manager: read for block tables, never changed."""
-        self._kv_cache_manager = kv_cache_manager
+        """vLLM's cache manager: its block tables are read; the order in which its free
+        blocks are taken becomes ours."""
+        self.sessions.bind(kv_cache_manager)
+        if self.pooling is not None:
+            self.pooling.bind(kv_cache_manager)
 
     def set_handshakes(self, handshakes: Iterable[LayoutHandshake]) -> None:
         """All ranks' layouts, after their KV caches were registered."""
-        self._handshakes = {handshake.rank: handshake for handshake in handshakes}
-        if not self._handshakes:
-            raise LayoutError(
-                "no worker told its KV layout; beside a connector with a handshake of its own "
-                "(NIXL in a MultiConnector, say) this one cannot run"
-            )
-        by_rank = [handshake.value_bytes for handshake in self._handshakes.values()]
-        self._saves.set_value_bytes(
-            {
-                group.group: max(sizes[index] for sizes in by_rank)
-                for index, group in enumerate(self._geometry.groups)
-            }
-        )
-
-    def key_space(self) -> KeySpace:
-        """Built at first use: vLLM seeds its root hash after the handshakes."""
-        if self._key_space is None:
-            if sorted(self._handshakes) != list(range(self._world_size)):
-                raise IntegrityError(
-                    f"layouts of ranks {sorted(self._handshakes)} are known, "
-                    f"of {self._world_size} ranks needed"
-                )
-            fingerprint = self._fingerprint(list(self._handshakes.values()))
-            self._key_space = KeySpace(self._config.namespace, fingerprint, self._epoch)
-        return self._key_space
+        if self.pooling is not None:
+            self.pooling.set_handshakes(handshakes)
 
     # --- a request's life --------------------------------------------------------------
 
     def on_new_request(self, request: "Request") -> None:
-        """Open a record, and the session if the request names one."""
-        self._record_of(request)
-
-    def _record_of(self, request: "Request") -> RequestRecord:
-        record = self._records.get(request.request_id)
-        if record is None:
-            identity = session_identity(request.session_id, request.kv_transfer_params)
-            if identity.malformed:
-                self._counters.add(Metric.HINTS_MALFORMED)
-            if identity.ref is not None:
-                self.manager.handle(SessionOpened(identity.ref, identity.parent))
-            record = RequestRecord(request, identity.ref, [0] * len(self._geometry.groups))
-            self._records[request.request_id] = record
-        return record
+        """Open the session if the request names one."""
+        self.sessions.session_of(request)
+        if self.pooling is not None:
+            self.pooling.on_new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: "Request", local_tokens: int
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
-        self._matcher.take_answers(self._records)
-        return self._matcher.match(self._record_of(request), local_tokens, self.key_space())
+        if self.pooling is None:
+            return 0, False
+        return self.pooling.get_num_new_matched_tokens(request, local_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
-        record = self._record_of(request)
-        if external_tokens > 0 and record.hit is not None and record.job_id is None:
-            hit, record.hit = record.hit, None
-            self._loads.start(record, hit, external_tokens, blocks.blocks)
+        if self.pooling is not None:
+            self.pooling.update_state_after_alloc(request, blocks, external_tokens)
 
     def planned_tokens(self, request_id: str) -> Mapping[Tier, int]:
         """Tokens of the load just planned, by the tier expected to supply them."""
-        record = self._records.get(request_id)
-        return record.loaded_tokens if record is not None else {}
+        return self.pooling.planned_tokens(request_id) if self.pooling is not None else {}
 
     def request_finished(self, request: "Request") -> dict[str, Any] | None:
-        """Before vLLM frees the blocks: tie the session to what it computed."""
-        record = self._records.pop(request.request_id, None)
-        if record is None:
-            return None
-        if record.job_id is not None:
-            self._loads.cancel(record.job_id)
-        else:  # with asynchronous scheduling the last step's blocks were published just now
-            self._consider_saves(record, 0)
-        if record.session is None:
-            return None
-        keys = {
-            group.group: self._geometry.keys_of(
-                request, group, 0, request.num_computed_tokens // group.block_tokens
-            )
-            for group in self._geometry.groups
-        }
-        if record.job_id is None:
-            self.manager.handle(BlocksAssociated(record.session, keys))
-        return {"spm": _outcome(record)}
+        """Before vLLM frees the blocks. Returns what to tell the client of a session."""
+        loading, sources = False, None
+        if self.pooling is not None:
+            loading = self.pooling.is_loading(request.request_id)
+            sources = self.pooling.request_finished(request)
+        outcome = self.sessions.request_finished(request, loading=loading)
+        return {"spm": {**outcome, **(sources or {})}} if outcome is not None else None
 
     # --- a step ------------------------------------------------------------------------
 
-    def build_commands(self, scheduler_output: "SchedulerOutput") -> StepCommands:
+    def build_commands(self, scheduler_output: "SchedulerOutput") -> StepCommands | NoCommands:
         """Once a step, after vLLM has scheduled it: the tick."""
-        self.manager.tick()
-        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            record = self._records.get(request_id)
-            if record is not None:
-                self._consider_saves(record, num_tokens)
-        loads, cancelled = self._loads.take_commands()
-        return StepCommands(
-            self.key_space(),
-            has_forward=scheduler_output.total_num_scheduled_tokens > 0,
-            loads=loads,
-            cancelled_jobs=cancelled,
-            saves=self._saves.next_saves(self._world_size),
-        )
-
-    def _consider_saves(self, record: RequestRecord, num_tokens: int) -> None:
-        if record.session is None and self._config.save == "sessions":
-            return
-        request, manager = record.request, self._kv_cache_manager
-        assert manager is not None
-        computed = min(request.num_computed_tokens + num_tokens, request.num_tokens)
-        self._saves.consider(
-            record, computed, lambda: manager.get_blocks(request.request_id).blocks
-        )
-
-    def _is_saved(self, key: BlockKey) -> bool:
-        """While the remote store takes nothing, the host tier is all there is to fill; to
-        copy the same blocks out again and again would only cost."""
-        stored = self.manager.residency.is_stored
-        if self._config.remote is None:
-            return stored(key, Tier.HOST)
-        if self._clock() >= self._refused_until_s:
-            return stored(key, Tier.REMOTE)
-        return not self._config.host_bytes or stored(key, Tier.HOST)
-
-    def _note_finished(self, finished: Sequence[BlockKey]) -> None:
-        """Saves ended on all ranks: did the remote store take any of them?"""
-        remote = self._config.remote
-        if remote is None or not finished:
-            return
-        taken = any(self.manager.residency.is_stored(key, Tier.REMOTE) for key in finished)
-        self._refused_until_s = 0.0 if taken else self._clock() + remote.breaker.backoff_cap_s
-        if not taken:
-            self._saves.drop_pending()
+        self.sessions.step(scheduler_output.preempted_req_ids or ())
+        if self.pooling is None:
+            return _NOTHING_TO_MOVE
+        return self.pooling.build_commands(scheduler_output)
 
     def take_report(self, report: WorkerReport) -> None:
-        """Workers' news of one step. What belongs to an older epoch only ends waiting."""
-        for rank in report.ranks:
-            stale = rank.epoch != self._epoch
-            finished = self._saves.done(rank.saves_done)
-            if not stale:
-                self.manager.handle(HostChanged(rank.rank, rank.host_changes))
-                self.manager.handle(BlocksStored(rank.rank, rank.remote_stored))
-                self._note_finished(finished)
-            for result in rank.loads:
-                self._loads.take_result(result, self._records, stale=stale)
+        """Workers' news of one step."""
+        if self.pooling is not None:
+            self.pooling.take_report(report)
 
     def has_pending_work(self) -> bool:
-        """Keeps an idle engine stepping until saves and loads are answered; workers bound
-        the time that takes."""
-        return self._saves.busy or self._loads.num_jobs > 0
+        """Keeps an idle engine stepping until saves and loads are answered."""
+        return self.pooling is not None and self.pooling.has_pending_work()
 
     # --- the rest ----------------------------------------------------------------------
 
+    def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a management request. Never raises."""
+        return self.sessions.management.handle(request)
+
     def reset(self) -> bool:
-        """Nothing stored so far may be read again (new weights): a fresh key space.
-
-        False while vLLM still holds blocks that could be saved into it: reset again.
-        """
-        self._epoch = secrets.token_bytes(8)
-        self._key_space = None
-        self.manager.handle(CacheReset())
-        self._saves.drop_pending()
-        self._loads.cancel_all()
-        for record in self._records.values():
-            record.hit = None
-            record.lookup = None  # its answer is about keys of the old space
-        logger.warning(
-            "KV cache reset: values stored earlier will not be used again, and until it is "
-            "restarted this engine shares none with others"
-        )
-        return not self._published_blocks()
-
-    def _published_blocks(self) -> int:
-        manager = self._kv_cache_manager
-        return len(manager.block_pool.cached_block_hash_to_block) if manager is not None else 0
+        """Nothing stored so far may be read again (new weights)."""
+        return self.pooling is None or self.pooling.reset()
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        manager = self.manager
-        return {
-            metric_key(Metric.SESSIONS): manager.tracker.num_sessions,
-            metric_key(Metric.SESSION_KEYS): manager.tracker.num_keys,
-            metric_key(Metric.HOST_BLOCKS): manager.residency.num_host_keys,
-            metric_key(Metric.REMOTE_BLOCKS): manager.residency.num_remote_keys,
-            metric_key(Metric.REQUESTS): len(self._records),
-            metric_key(Metric.LOADS_IN_FLIGHT): self._loads.num_jobs,
-        }
+        pooling = self.pooling.gauges() if self.pooling is not None else {}
+        return {**self.sessions.gauges(), **pooling}
 
     def shutdown(self) -> None:
         """Stop the lookup thread."""
-        self._matcher.close()
+        if self.pooling is not None:
+            self.pooling.shutdown()
 
     def check_integrity(self, *, idle: bool = False) -> None:
-        """Raise :class:`IntegrityError`; with ``idle`` also if anything is left over."""
-        self.manager.check_integrity()
-        self._saves.check_integrity()
-        self._loads.check_integrity(self._records)
-        if idle and (self._records or self.has_pending_work()):
-            raise IntegrityError(
-                f"idle, but {len(self._records)} requests, {self._loads.num_jobs} loads, "
-                f"saves busy: {self._saves.busy}"
-            )
-
-
-def _outcome(record: RequestRecord) -> dict[str, Any]:
-    """Where a turn's prompt came from, for the response's ``kv_transfer_params``."""
-    assert record.session is not None
-    prompt = record.request.num_prompt_tokens
-    host = record.loaded_tokens.get(Tier.HOST, 0)
-    remote = record.loaded_tokens.get(Tier.REMOTE, 0)
-    return {
-        "session_id": record.session.session_id,
-        "prompt_tokens": prompt,
-        "gpu_tokens": record.gpu_tokens,
-        "host_tokens": host,
-        "remote_tokens": remote,
-        "computed_tokens": max(0, prompt - record.gpu_tokens - host - remote),
-    }
+        """Raise :class:`spm.errors.IntegrityError`; with ``idle`` also if anything is left."""
+        self.sessions.check_integrity(idle=idle)
+        if self.pooling is not None:
+            self.pooling.check_integrity(idle=idle)

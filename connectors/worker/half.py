@@ -67,6 +67,11 @@ class WorkerHalf:
         self._commands: StepCommands | None = None
         self._started = False
 
+    @property
+    def keeps_prefix_of_failed_load(self) -> bool:
+        """Whether recomputing can begin at the first block that did not arrive."""
+        return self.geometry.keeps_prefix_of_failed_load
+
     # --- start -------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor]) -> None:

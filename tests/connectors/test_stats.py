@@ -20,7 +20,7 @@ from connectors.stats import SpmPromMetrics, SpmStats
 from spm.metrics import Metric, metric_key
 
 LOADS_OK = metric_key(Metric.LOADS, "ok")
-MALFORMED = metric_key(Metric.HINTS_MALFORMED)
+LOAD_SECONDS = metric_key(Metric.LOAD_SECONDS)
 SESSIONS = metric_key(Metric.SESSIONS)
 KEYS = st.sampled_from([metric_key(m, v) for m in Metric for v in m.spec.values])
 AMOUNTS = st.dictionaries(KEYS, st.integers(0, 1000).map(float), max_size=5)
@@ -64,8 +64,8 @@ def test_reset_forgets_everything() -> None:
 
 
 def test_the_log_line_has_counters_and_gauges_by_readable_names() -> None:
-    stats = SpmStats.of({LOADS_OK: 1, MALFORMED: 2}, {SESSIONS: 3})
-    assert stats.reduce() == {"spm:loads|ok": 1, "spm:hints_malformed": 2, "spm:sessions": 3}
+    stats = SpmStats.of({LOADS_OK: 1, LOAD_SECONDS: 2}, {SESSIONS: 3})
+    assert stats.reduce() == {"spm:loads|ok": 1, "spm:load_seconds": 2, "spm:sessions": 3}
 
 
 def test_a_gauge_alone_is_worth_telling() -> None:
@@ -123,7 +123,9 @@ class Page:
 
     def value(self, metric: Metric, label: str = "", engine: str = "0") -> float | None:
         spec = metric.spec
-        labels = {"model_name": "m", "engine": engine} | ({spec.label: label} if spec.label else {})
+        labels = {"model_name": "m", "engine": engine}
+        if spec.label:
+            labels |= dict(zip(spec.label.split(","), label.split(","), strict=True))
         suffix = "" if spec.gauge else "_total"
         return self.registry.get_sample_value(spec.name + suffix, labels)
 

@@ -177,7 +177,7 @@ def test_more_in_flight_than_staging_is_refused() -> None:
 
 
 def test_no_host_tier_needs_a_remote_store() -> None:
-    assert "nowhere to keep KV" in refusal({"host_bytes": 0})
+    assert "nothing to do" in refusal({"host_bytes": 0, "sam": {"enabled": False}})
     accept({"host_bytes": 0, "remote": {"url": URL}})
 
 

@@ -14,8 +14,11 @@ from spm.events import (
     BlocksStored,
     CacheReset,
     HostChanged,
+    RequestEnded,
+    RequestStarted,
     SessionEnded,
     SessionOpened,
+    SessionRefreshed,
 )
 from spm.hints import DEFAULT_TENANT
 from spm.keys import Rank
@@ -205,3 +208,31 @@ def test_check_integrity_sees_a_session_without_a_deadline() -> None:
     bench.manager.tracker.open(A)
     with pytest.raises(IntegrityError, match="1 sessions, 0 deadlines"):
         bench.manager.check_integrity()
+
+
+def test_a_session_is_not_idle_while_a_request_runs() -> None:
+    bench = Bench()
+    bench.handle(SessionOpened(A, parent=B), RequestStarted(A), RequestStarted(A), RequestEnded(A))
+    bench.tick_after(31)
+    assert bench.open == [A], "however long the request takes"
+    assert bench.manager.active_requests(A) == 1
+    bench.handle(RequestEnded(A))
+    assert bench.manager.active_requests(A) == 0
+    bench.tick_after(29)
+    assert bench.open == [A], "its time starts when the request ends"
+    bench.tick_after(2)
+    assert bench.open == []
+    assert bench.manager.take_closed() == [B, A]
+    assert bench.manager.take_closed() == []
+
+
+def test_a_session_is_kept_as_long_as_its_hint_asks() -> None:
+    bench = Bench()
+    bench.handle(SessionOpened(A), RequestEnded(A, keep_s=60), SessionRefreshed(B, keep_s=60))
+    bench.tick_after(59)
+    assert bench.open == [A], "speaking of a session does not open it"
+    bench.handle(SessionRefreshed(A))
+    bench.tick_after(29)
+    assert bench.open == [A]
+    bench.tick_after(2)
+    assert bench.open == []

@@ -48,7 +48,8 @@ def moved(engine: Engine) -> int:
 
 
 def sources(engine: Engine, name: str) -> dict[str, int]:
-    return {key: value for key, value in engine.params[name]["spm"].items() if key != "session_id"}
+    outcome = engine.params[name]["spm"]
+    return {key: value for key, value in outcome.items() if key.endswith("_tokens")}
 
 
 def until(engine: Engine, condition: Callable[[Engine], bool]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -135,6 +135,8 @@ class Engine:
             lambda: self.now_s,
         )
         connector.scheduler_half = self.half
+        pool = self.scheduler.kv_cache_manager.block_pool  # back to vLLM's own, then ours again
+        pool.free_block_queue = FreeKVCacheBlockQueue(pool.free_block_queue.get_all_free_blocks())
         connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
         sizes = (value_bytes,) * len(model)
         ranks = [Rank(rank) for rank in range(world_size)]
@@ -160,6 +162,7 @@ class Engine:
         *,
         max_tokens: int = 4,
         session: str | None = None,
+        hint: dict[str, Any] | None = None,
     ) -> Request:
         request = vllm_parts.make_request(
             request_id,
@@ -167,6 +170,7 @@ class Engine:
             hash_tokens=self._hash_tokens,
             max_tokens=max_tokens,
             session=session,
+            hint=hint,
         )
         self.outputs[request_id] = []
         self.added_s[request_id] = self.now_s

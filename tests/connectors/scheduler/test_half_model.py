@@ -72,6 +72,8 @@ class HalfMachine(RuleBasedStateMachine):
             Counters(),
             FakeClock(),
         )
+        assert self.half.pooling is not None
+        self.pooling = self.half.pooling
         self.half.bind(self.manager)
         sizes = (VALUE_BYTES,) * len(model)
         self.half.set_handshakes([LayoutHandshake(rank, "layout", sizes) for rank in self.ranks])
@@ -282,7 +284,7 @@ class HalfMachine(RuleBasedStateMachine):
         known = sorted(self.half.manager.residency._host)
         if known:
             key, rank = data.draw(st.sampled_from(known)), data.draw(st.sampled_from(self.ranks))
-            epoch = self.half.key_space().epoch
+            epoch = self.pooling.key_space().epoch
             self._report(RankReport(rank, epoch, host_changes={key: False}))
 
     @rule(data=st.data())
@@ -297,7 +299,7 @@ class HalfMachine(RuleBasedStateMachine):
         self.half.take_report(message)
         if report.loads:
             self.answered.append(message)
-        if report.epoch != self.half.key_space().epoch:
+        if report.epoch != self.pooling.key_space().epoch:
             return  # says nothing any more
         for key, held in report.host_changes.items():
             (self.on_host.add if held else self.on_host.discard)((report.rank, key))

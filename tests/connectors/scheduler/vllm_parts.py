@@ -137,11 +137,13 @@ def make_request(
     hash_tokens: int = 4,
     max_tokens: int = 4,
     session: str | None = None,
+    hint: dict[str, Any] | None = None,
 ) -> Request:
+    extra = {"kv_transfer_params": {"agent_hint": hint}} if hint is not None else None
     return Request(
         request_id,
         list(prompt),
-        SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0),
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, extra_args=extra),
         None,
         session_id=session,
         block_hasher=kv_cache_utils.get_request_block_hasher(hash_tokens, sha256),

@@ -1,0 +1,156 @@
+"""Sessions at vLLM's boundaries: who a request belongs to, and what its hint does.
+
+Owned by the scheduler thread. Keeps a record only of requests that name a session or carry
+a hint; every other request passes with one look at three fields.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from connectors.groups import CacheGeometry
+from spm.config import SpmConfig
+from spm.errors import IntegrityError
+from spm.events import RequestEnded, RequestStarted, SessionOpened
+from spm.hints import HintOutcome, RequestHint, request_hint
+from spm.manager import SessionAwarePoolingManager
+from spm.metrics import Counters, Metric, metric_key
+from spm.sam.management import SessionManagement
+from spm.sam.manager import SessionAwareManager
+from spm.tenancy import TenantVerifier
+from tracker.ids import SessionRef
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionRequest:
+    """One request of a session, from arrival to end."""
+
+    request: "Request"
+    ref: SessionRef
+    hint: RequestHint
+    arrived_s: float
+
+
+class SessionHooks:
+    """Sessions of one engine."""
+
+    def __init__(
+        self,
+        config: SpmConfig,
+        geometry: CacheGeometry,
+        manager: SessionAwarePoolingManager,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._geometry = geometry
+        self._manager = manager
+        self._clock = clock
+        self._tenants = TenantVerifier()
+        scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
+        self.sam = SessionAwareManager(config.sam, scales, config.max_keys, counters, clock)
+        self.management = SessionManagement(self.sam, manager, self._tenants, counters)
+        self._kv_cache_manager: KVCacheManager | None = None
+        self._requests: dict[str, _SessionRequest] = {}
+
+    def bind(self, kv_cache_manager: "KVCacheManager") -> None:
+        """Before the first step: the pool whose order of free blocks hints decide."""
+        self._kv_cache_manager = kv_cache_manager
+        self.sam.bind(kv_cache_manager.block_pool)
+
+    # --- a request's life --------------------------------------------------------------
+
+    def session_of(self, request: "Request") -> SessionRef | None:
+        """Open the session a new request names, once; None if it names none."""
+        known = self._requests.get(request.request_id)
+        if known is not None:
+            return known.ref
+        hint = request_hint(
+            request.session_id, request.kv_transfer_params, request.kv_hints, self._tenants
+        )
+        if hint.outcome is not HintOutcome.NONE:
+            self.sam.arrived(hint)
+        if hint.ref is not None:
+            self._manager.handle(SessionOpened(hint.ref, hint.parent))
+            self._manager.handle(RequestStarted(hint.ref))
+            self._requests[request.request_id] = _SessionRequest(
+                request, hint.ref, hint, self._clock()
+            )
+        return hint.ref
+
+    def request_finished(self, request: "Request", *, loading: bool) -> dict[str, Any] | None:
+        """Before vLLM frees the blocks, so that no hint can be late. ``loading``: the blocks
+        hold nothing yet. Returns what to tell the client."""
+        known = self._requests.pop(request.request_id, None)
+        if known is None:
+            return None
+        groups: Sequence[Sequence[KVCacheBlock]] = ()
+        if self._kv_cache_manager is not None and not loading:
+            groups = self._kv_cache_manager.get_blocks(request.request_id).blocks
+        outcome: dict[str, Any] = {"session_id": known.ref.session_id}
+        keep_s = 0.0
+        if any(groups):
+            retention, edits = self.sam.finished(
+                known.ref, known.hint.hint, known.arrived_s, groups
+            )
+            keep_s = retention.ttl_s
+            outcome["class"] = retention.zone.name.lower()
+            outcome["ttl_s"] = retention.ttl_s
+            if edits:
+                outcome["edits"] = [edit.to_wire() for edit in edits]
+        self._manager.handle(RequestEnded(known.ref, keep_s))
+        return outcome
+
+    # --- a step ------------------------------------------------------------------------
+
+    def step(self, preempted: Iterable[str]) -> None:
+        """Once a step, after vLLM has scheduled it."""
+        self._manager.tick()
+        for ref in self._manager.take_closed():
+            self.sam.closed(ref)
+        for request_id in preempted:
+            known = self._requests.get(request_id)
+            if known is not None and known.hint.hint is not None:
+                groups = self._cached_blocks(known.request)
+                self.sam.preempted(known.ref, known.hint.hint, known.arrived_s, groups)
+        self.sam.tick()
+
+    def _cached_blocks(self, request: "Request") -> "list[list[KVCacheBlock]]":
+        """Where the blocks of a request are that has lost its block table: by their hashes."""
+        assert self._kv_cache_manager is not None
+        pool = self._kv_cache_manager.block_pool
+        return [
+            [self._cached_block(pool, name) for name in self._names(request, index)]
+            for index in range(len(self._geometry.groups))
+        ]
+
+    def _names(self, request: "Request", index: int) -> "list[BlockHashWithGroupId]":
+        group = self._geometry.groups[index]
+        stop = request.num_tokens // group.block_tokens
+        return list(self._geometry.published_keys(request, group, 0, stop))  # type: ignore[arg-type]
+
+    def _cached_block(self, pool: "BlockPool", name: "BlockHashWithGroupId") -> "KVCacheBlock":
+        return pool.cached_block_hash_to_block.get_one_block(name) or pool.null_block
+
+    # --- the rest ----------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, float]:
+        """Current sizes, by metric key."""
+        tracker = self._manager.tracker
+        return {
+            metric_key(Metric.SESSIONS): tracker.num_sessions,
+            metric_key(Metric.SESSION_KEYS): tracker.num_keys,
+            **self.sam.gauges(),
+        }
+
+    def check_integrity(self, *, idle: bool) -> None:
+        """Raise :class:`spm.errors.IntegrityError` if the books are off."""
+        self._manager.check_integrity()
+        self.sam.check_integrity()
+        if idle and self._requests:
+            raise IntegrityError(f"idle, but {len(self._requests)} requests of sessions")

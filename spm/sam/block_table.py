@@ -1,0 +1,352 @@
+"""What sessions claim of each block of vLLM's pool: constant memory a block, one guarded door.
+
+A fact about a block belongs to the hash the block held when it was recorded (its *owner*
+hash). When the block is handed out again its *generation* moves on, and whatever was
+recorded before no longer counts. ``ref_cnt`` and hashes are read, never changed. Belongs to
+the scheduler thread.
+"""
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spm.errors import IntegrityError
+from spm.metrics import Counters, Metric
+from spm.sam.free_queue import ZonedFreeBlockQueue
+from spm.sam.shared_claims import SharedClaims
+from spm.sam.zones import (
+    DEMOTED,
+    DEMOTED_WHEN_FREED,
+    FINISHED,
+    FINISHED_WHEN_FREED,
+    FIRST_PROTECTED,
+    NO_CLAIM,
+    ORDINARY,
+    Claim,
+    Target,
+    Zone,
+    claim_target,
+    claim_tenant,
+    has_expired,
+    target_tick,
+    target_zone,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+_RELIEF_BLOCKS = 4096
+"""Expired blocks looked at in one go, so that a mass expiry cannot stall the scheduler."""
+_GENERATIONS = 1 << 32
+_WHEN_FREED = {FINISHED: FINISHED_WHEN_FREED, DEMOTED: DEMOTED_WHEN_FREED}
+_NOW_FREE = {FINISHED_WHEN_FREED: FINISHED, DEMOTED_WHEN_FREED: DEMOTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Most blocks that may be protected at a time."""
+
+    blocks: int
+    tenant_blocks: int
+
+
+class BlockTable:
+    """Claims by block, and the queue that is kept in their order."""
+
+    def __init__(
+        self,
+        blocks: "Sequence[KVCacheBlock]",
+        free_blocks: "list[KVCacheBlock]",
+        caps: Caps,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        """``free_blocks``: vLLM's free queue, in order; ``clock``: monotonic seconds."""
+        num_blocks = len(blocks)
+        self._blocks = blocks
+        self._caps = caps
+        self._counters = counters
+        self._clock = clock
+        self._now_tick = math.floor(clock())
+        self._expiry_backlog = False
+        self.num_marked = 0
+        self.targets: MutableSequence[int] = array("Q", [ORDINARY]) * num_blocks
+        self.owners: list[bytes | None] = [None] * num_blocks
+        self.generations = array("I", [0]) * num_blocks
+        self._best = array("Q", [NO_CLAIM]) * num_blocks
+        self._refs = array("I", [0]) * num_blocks
+        self._charged = array("H", [0]) * num_blocks
+        self._shared: dict[int, SharedClaims] = {}
+        self._zone_blocks = [0] * len(Zone)
+        self._tenant_blocks: dict[int, int] = {}
+        self.queue = ZonedFreeBlockQueue(free_blocks, self)
+
+    # --- the door ----------------------------------------------------------------------
+
+    def claim(self, block: "KVCacheBlock", expected: bytes, claim: Claim) -> int | None:
+        """Record that one more session makes ``claim``; returns the generation to name it by.
+
+        None, and nothing changes, for a null block or one that does not hold ``expected``.
+        """
+        if block.is_null or block.block_hash != expected:
+            return None
+        block_id = block.block_id
+        if self.owners[block_id] != expected:
+            self._forget(block)
+            self.owners[block_id] = expected
+        refs = self._refs[block_id]
+        if refs:
+            if refs == 1:
+                self._shared[block_id] = SharedClaims(Claim(self._best[block_id]))
+            self._shared[block_id].add(claim)
+        else:
+            self._best[block_id] = claim
+        self._refs[block_id] = refs + 1
+        self._retarget(block)
+        return self.generations[block_id]
+
+    def holds(self, block_id: int, generation: int) -> bool:
+        """Whether what was claimed at ``generation`` is still in the block."""
+        owner = self.owners[block_id]
+        return (
+            generation == self.generations[block_id]
+            and owner is not None
+            and self._blocks[block_id].block_hash == owner
+        )
+
+    def change(self, block_id: int, generation: int, old: Claim, new: Claim) -> bool:
+        """One session's claim ``old`` becomes ``new``; False if it no longer counts."""
+        if generation != self.generations[block_id] or not self._refs[block_id]:
+            return False
+        if self._refs[block_id] == 1:
+            self._best[block_id] = new
+        elif old != new:
+            shared = self._shared[block_id]
+            if not shared.discard(old):
+                return False
+            shared.add(new)
+        self._retarget(self._blocks[block_id])
+        return True
+
+    def release(
+        self, block_id: int, generation: int, claim: Claim, leave: Target, own_refs: int = 0
+    ) -> bool:
+        """One session takes its claim back; False if it no longer counted.
+
+        When it was the last and no other request uses the block (``own_refs`` references
+        are the session's own), the block goes where ``leave`` says.
+        """
+        refs = self._refs[block_id]
+        if generation != self.generations[block_id] or not refs:
+            return False
+        if refs > 1:
+            shared = self._shared[block_id]
+            if not shared.discard(claim):
+                return False
+            if refs == 2:
+                self._best[block_id] = shared.only()
+                del self._shared[block_id]
+        self._refs[block_id] = refs - 1
+        block = self._blocks[block_id]
+        if refs > 1:
+            self._retarget(block)
+        else:
+            self._best[block_id] = NO_CLAIM
+            self._set_target(block, self._resting_place(block, leave, own_refs))
+        return True
+
+    def _resting_place(self, block: "KVCacheBlock", leave: Target, own_refs: int) -> Target:
+        """Of a block nobody claims any more."""
+        if leave == ORDINARY or block.ref_cnt > own_refs or block.block_hash is None:
+            return ORDINARY
+        return leave if block.ref_cnt == 0 else _WHEN_FREED[leave]
+
+    # --- bounds and numbers ------------------------------------------------------------
+
+    def budget(self, tenant: int) -> int:
+        """Blocks that may still become protected for a tenant."""
+        left = self._caps.blocks - self.num_protected
+        return max(0, min(left, self._caps.tenant_blocks - self._tenant_blocks.get(tenant, 0)))
+
+    def is_protected(self, block_id: int) -> bool:
+        """Whether it counts against the caps already."""
+        return self.targets[block_id] >= FIRST_PROTECTED
+
+    def is_unclaimed(self, block_id: int) -> bool:
+        """Whether no session claims it."""
+        return not self._refs[block_id]
+
+    @property
+    def num_protected(self) -> int:
+        """Blocks that hints protect now."""
+        return self._zone_blocks[Zone.LATER] + self._zone_blocks[Zone.SOON]
+
+    def blocks_by_zone(self) -> dict[Zone, int]:
+        """Blocks by the zone where they are or, in use, will be; the null block is ordinary."""
+        counts = dict(zip(Zone, self._zone_blocks, strict=True))
+        counts[Zone.ORDINARY] = len(self._blocks) - sum(self._zone_blocks)
+        return counts
+
+    # --- time --------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Once a step: what has expired becomes ordinary, a bounded number at a time."""
+        now_tick = math.floor(self._clock())
+        if now_tick != self._now_tick or self._expiry_backlog:
+            self._now_tick = now_tick
+            self._expire()
+
+    def relieve(self) -> bool:
+        """A late or skipped tick must not keep an expired block from being taken."""
+        self._now_tick = math.floor(self._clock())
+        return self._expire() > 0
+
+    def _expire(self) -> int:
+        blocks = self.queue.expired(self._now_tick, _RELIEF_BLOCKS) if self.num_marked else []
+        moved = 0
+        for block in blocks:
+            self._retarget(block)
+            moved += self.targets[block.block_id] == ORDINARY
+        self._expiry_backlog = len(blocks) == _RELIEF_BLOCKS
+        self._counters.add(Metric.SAM_EXPIRED_BLOCKS, len(blocks))
+        return moved
+
+    # --- what the queue tells ----------------------------------------------------------
+
+    def freed(self, block: "KVCacheBlock") -> Target:
+        """See :class:`spm.sam.free_queue.Marks`."""
+        target = Target(self.targets[block.block_id])
+        if block.block_hash != self.owners[block.block_id]:
+            self._forget(block)
+        else:  # placed once: who used it since has shown that it is of use
+            self._set_target(block, _NOW_FREE.get(target, ORDINARY))
+        return Target(self.targets[block.block_id])
+
+    def reused(self, blocks: "Sequence[KVCacheBlock]") -> None:
+        """See :class:`spm.sam.free_queue.Marks`."""
+        broken = 0
+        for block in blocks:
+            broken += self.targets[block.block_id] >= FIRST_PROTECTED
+            self._forget(block)
+        self._counters.add(Metric.SAM_OVERRIDDEN_BLOCKS, broken)
+
+    def emptied(self, blocks: "Sequence[KVCacheBlock]") -> None:
+        """See :class:`spm.sam.free_queue.Marks`."""
+        for block in blocks:
+            if self.targets[block.block_id] != ORDINARY:
+                self._forget(block)
+
+    def reset(self) -> None:
+        """vLLM reset its prefix cache: no block holds anything."""
+        for block in self._blocks:
+            if self.owners[block.block_id] is not None:
+                self._forget(block)
+
+    # --- bookkeeping -------------------------------------------------------------------
+
+    def _forget(self, block: "KVCacheBlock") -> None:
+        """Nothing recorded of the block counts any more."""
+        block_id = block.block_id
+        if self.owners[block_id] is not None:
+            self.owners[block_id] = None
+            self.generations[block_id] = (self.generations[block_id] + 1) % _GENERATIONS
+        if self._refs[block_id] > 1:
+            del self._shared[block_id]
+        self._refs[block_id] = 0
+        self._best[block_id] = NO_CLAIM
+        self._set_target(block, ORDINARY)
+
+    def _retarget(self, block: "KVCacheBlock") -> None:
+        """Put a claimed block where its best claim says."""
+        block_id = block.block_id
+        if self._refs[block_id] > 1:
+            best = self._shared[block_id].best(self._now_tick)
+            self._best[block_id] = NO_CLAIM if best is None else best
+        elif has_expired(Claim(self._best[block_id]), self._now_tick):
+            best = None
+        else:
+            best = Claim(self._best[block_id])
+        if best is None:
+            self._set_target(block, ORDINARY)
+        else:
+            self._set_target(block, claim_target(best), claim_tenant(best))
+
+    def _set_target(self, block: "KVCacheBlock", target: Target, tenant: int = 0) -> None:
+        block_id = block.block_id
+        old = Target(self.targets[block_id])
+        if old == target:
+            if target >= FIRST_PROTECTED and self._charged[block_id] != tenant:
+                self._charge(self._charged[block_id], -1)
+                self._charged[block_id] = tenant
+                self._charge(tenant, 1)
+            return
+        if old != ORDINARY:
+            self.num_marked -= 1
+            self._zone_blocks[target_zone(old)] -= 1
+            if old >= FIRST_PROTECTED:
+                self._charge(self._charged[block_id], -1)
+        if target != ORDINARY:
+            self.num_marked += 1
+            self._zone_blocks[target_zone(target)] += 1
+            if target >= FIRST_PROTECTED:
+                self._charged[block_id] = tenant
+                self._charge(tenant, 1)
+        self.targets[block_id] = target
+        if block.prev_free_block is not None:
+            self.queue.move(block, target)
+
+    def _charge(self, tenant: int, blocks: int) -> None:
+        total = self._tenant_blocks.get(tenant, 0) + blocks
+        if total:
+            self._tenant_blocks[tenant] = total
+        else:
+            del self._tenant_blocks[tenant]
+
+    def check_claims(self, made: Iterable[tuple[int, int, Claim]]) -> None:
+        """Raise :class:`IntegrityError` unless the claims sessions remember, as block id,
+        generation and claim, are those counted here."""
+        by_block: dict[int, list[Claim]] = {}
+        for block_id, generation, claim in made:
+            if generation == self.generations[block_id]:
+                by_block.setdefault(block_id, []).append(claim)
+        for block_id, refs in enumerate(self._refs):
+            claims = by_block.get(block_id, [])
+            if len(claims) != refs:
+                raise IntegrityError(f"block {block_id}: {refs} claims, {len(claims)} remembered")
+            if refs == 1 and claims[0] != self._best[block_id]:
+                raise IntegrityError(f"block {block_id}: its only claim is another")
+            live = [claim for claim in claims if not has_expired(claim, self._now_tick)]
+            target = Target(self.targets[block_id])
+            if live and target != claim_target(max(live)):
+                raise IntegrityError(f"block {block_id} is not where its best claim puts it")
+            if not live and self._blocks[block_id].prev_free_block is not None:
+                self._check_unclaimed(block_id, target, claims)
+
+    def _check_unclaimed(self, block_id: int, target: Target, claims: list[Claim]) -> None:
+        """A free block without a live claim may only wait for the next tick."""
+        waits = target >= FIRST_PROTECTED and target_tick(target) <= self._now_tick
+        if target > ORDINARY and not (claims and waits):
+            raise IntegrityError(f"block {block_id} is kept without a claim")
+
+    def check_integrity(self) -> None:
+        """Raise :class:`IntegrityError` if counts, claims and queue disagree. O(pool)."""
+        self.queue.check_integrity()
+        zones = [0] * len(Zone)
+        for block_id, target in enumerate(self.targets):
+            if target != ORDINARY:
+                zones[target_zone(Target(target))] += 1
+            refs = self._refs[block_id]
+            if (refs > 1) != (block_id in self._shared):
+                raise IntegrityError(f"block {block_id}: {refs} claims, shared or not")
+            if refs > 1:
+                self._shared[block_id].check_integrity(refs)
+            if self._blocks[block_id].is_null and (refs or target != ORDINARY):
+                raise IntegrityError("the null block is claimed")
+        if zones != self._zone_blocks or sum(zones) != self.num_marked:
+            raise IntegrityError(f"blocks by zone {self._zone_blocks}, counted {zones}")
+        if sum(self._tenant_blocks.values()) != self.num_protected:
+            raise IntegrityError("protected blocks are not charged to tenants one by one")
+        if min(self._tenant_blocks.values(), default=1) < 1:
+            raise IntegrityError("a tenant is charged for less than nothing")

@@ -1,0 +1,350 @@
+"""What each session claims in the block pool: frontiers, their claims, and their end.
+
+Belongs to the scheduler thread. Bounded by ``max_records``: over it the session idle
+longest loses its claims, which is a loss of retention and nothing else.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spm.agent_hint import BlockRange
+from spm.errors import IntegrityError
+from spm.sam.block_table import BlockTable
+from spm.sam.frontier import NO_BLOCK, Frontier, GroupBlocks
+from spm.sam.policy import UNHINTED, Retention, is_protected
+from spm.sam.zones import (
+    DEMOTED,
+    MAX_TENANTS,
+    NO_CLAIM,
+    ORDINARY,
+    Claim,
+    Target,
+    Zone,
+    make_claim,
+    tick_of,
+)
+from tracker.ids import SessionRef, TenantId
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+MAX_FRONTIERS = 8
+"""Branches of one session that can be resumed; beyond it the oldest is given up."""
+_ORDINARY_CLAIM = make_claim(Zone.ORDINARY)
+_ASSOCIATED_CLAIM = make_claim(Zone.ASSOCIATED)
+
+
+@dataclass(slots=True)
+class Association:
+    """What became of one hint."""
+
+    blocks: int = 0
+    """Places claimed."""
+    protected: int = 0
+    clipped: int = 0
+    """Places that a cap kept from being protected."""
+    late: int = 0
+    """Blocks that were free already when the hint acted."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One session's part of the pool."""
+
+    tenant: int
+    frontiers: list[Frontier] = field(default_factory=list)
+    retention: Retention = UNHINTED
+    deadline_s: float = 0.0
+
+
+class SessionClaims:
+    """Claims by session."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        scales: Sequence[int],
+        max_records: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """``scales``: by KV cache group, its blocks in one logical block."""
+        self._table = table
+        self._scales = tuple(scales)
+        self._max_records = max_records
+        self._clock = clock
+        self._held: OrderedDict[SessionRef, _Held] = OrderedDict()  # idle longest first
+        self._tenants: dict[TenantId, int] = {}
+        self.num_records = 0
+
+    # --- boundaries --------------------------------------------------------------------
+
+    def associate(
+        self,
+        ref: SessionRef,
+        arrived_s: float,
+        groups: "Sequence[Sequence[KVCacheBlock]]",
+        retention: Retention,
+        *,
+        ended: bool = True,
+    ) -> Association:
+        """A request of the session ends; its blocks, by group and logical index, are still
+        its own. Supersedes what requests left that had ended when this one arrived.
+
+        ``ended`` False: it was interrupted, and its end will supersede this.
+        """
+        held = self._touch(ref)
+        strong, weak = self._claims_for(held, retention)
+        old = [f for f in held.frontiers if ended and f.finished_s <= arrived_s]
+        done = Association()
+        budget = [self._table.budget(held.tenant)]
+        parts = []
+        for index, blocks in enumerate(groups):
+            before = old[-1].groups[index] if old else GroupBlocks()
+            strong_stop = self._strong_stop(retention, index, len(blocks))
+            parts.append(self._claim_group(blocks, before, strong_stop, strong, weak, budget, done))
+        held.frontiers = [f for f in held.frontiers if f not in old]
+        held.frontiers.append(Frontier(self._clock() if ended else arrived_s, tuple(parts)))
+        self.num_records += sum(map(len, parts))
+        surplus = held.frontiers[: max(0, len(held.frontiers) - MAX_FRONTIERS)]
+        for frontier in [*old, *surplus]:
+            self._release_frontier(frontier, DEMOTED)
+        del held.frontiers[: len(surplus)]
+        self._enforce_bound(ref)
+        return done
+
+    def _claim_group(
+        self,
+        blocks: "Sequence[KVCacheBlock]",
+        before: GroupBlocks,
+        strong_stop: int,
+        strong: Claim,
+        weak: Claim,
+        budget: list[int],
+        done: Association,
+    ) -> GroupBlocks:
+        """Claim one group's blocks, taking over the claims of ``before`` where they are the
+        same. ``budget``: blocks that may still become protected; the prefix comes first."""
+        table, made = self._table, GroupBlocks()
+        for index, block in enumerate(blocks):
+            expected = block.block_hash
+            if expected is None:
+                made.append(NO_BLOCK, 0, NO_CLAIM)
+                continue
+            block_id, claim = block.block_id, strong if index < strong_stop else weak
+            if claim > _ASSOCIATED_CLAIM and not table.is_protected(block_id):
+                if budget[0] > 0:
+                    budget[0] -= 1
+                else:
+                    claim = weak
+                    done.clipped += 1
+            done.late += block.ref_cnt == 0
+            generation = self._take_over(before, index, block_id, expected, claim)
+            if generation is None:
+                generation = table.claim(block, expected, claim)
+            if generation is None:
+                made.append(NO_BLOCK, 0, NO_CLAIM)
+                continue
+            made.append(block_id, generation, claim)
+            done.blocks += 1
+            done.protected += claim > _ASSOCIATED_CLAIM
+        return made
+
+    def _take_over(
+        self, before: GroupBlocks, index: int, block_id: int, expected: bytes, claim: Claim
+    ) -> int | None:
+        """The generation, if the session held this very block there already."""
+        if index >= len(before) or before.ids[index] != block_id:
+            return None
+        generation = before.generations[index]
+        if self._table.owners[block_id] != expected or not self._table.change(
+            block_id, generation, Claim(before.claims[index]), claim
+        ):
+            return None
+        before.drop(index)
+        return generation
+
+    def retain(self, ref: SessionRef, retention: Retention) -> Association:
+        """A hint without a request: what the session holds already changes its class."""
+        held = self._held.get(ref)
+        done = Association()
+        if held is None:
+            return done
+        strong, weak = self._claims_for(held, retention)
+        for frontier in held.frontiers:
+            for index, group in enumerate(frontier.groups):
+                stop = self._strong_stop(retention, index, len(group))
+                self._reclaim_group(group, stop, strong, weak, held.tenant, done)
+        return done
+
+    def _reclaim_group(
+        self,
+        group: GroupBlocks,
+        strong_stop: int,
+        strong: Claim,
+        weak: Claim,
+        tenant: int,
+        done: Association,
+    ) -> None:
+        """Tail first, because that is the order in which free blocks are to be taken."""
+        table = self._table
+        places = [i for i in range(len(group)) if table.holds(group.ids[i], group.generations[i])]
+        new = [i for i in places if i < strong_stop and not table.is_protected(group.ids[i])]
+        allowed = len(new) if strong <= _ASSOCIATED_CLAIM else table.budget(tenant)
+        clipped = set(new[allowed:])
+        for index in reversed(places):
+            claim = strong if index < strong_stop and index not in clipped else weak
+            block_id, old = group.ids[index], Claim(group.claims[index])
+            if table.change(block_id, group.generations[index], old, claim):
+                group.claims[index] = claim
+                done.blocks += 1
+                done.protected += claim > _ASSOCIATED_CLAIM
+        done.clipped += len(clipped)
+
+    def release(
+        self,
+        ref: SessionRef,
+        leave: Target,
+        *,
+        blocks: BlockRange | None = None,
+        own_refs: int = 0,
+    ) -> tuple[int, int]:
+        """Give back a session's blocks, or a logical range of them: how many it held there,
+        and how many of these no session claims now. Those nobody uses go to ``leave``."""
+        held = self._held.get(ref)
+        known = free = 0
+        for frontier in held.frontiers if held else ():
+            for group, index in frontier.held():
+                scale = self._scales[frontier.groups.index(group)]
+                if blocks is None or blocks.start <= index // scale < blocks.stop:
+                    known += 1
+                    free += self._release_place(group, index, leave, own_refs)
+        if held is not None and blocks is None:
+            self.num_records -= sum(len(g) for f in held.frontiers for g in f.groups)
+            held.frontiers.clear()
+        return known, free
+
+    def forget(self, ref: SessionRef, leave: Target = ORDINARY) -> None:
+        """The session is over."""
+        held = self._held.pop(ref, None)
+        for frontier in held.frontiers if held else ():
+            self._release_frontier(frontier, leave)
+
+    def clear(self) -> None:
+        """The prefix cache was reset: nobody holds anything."""
+        for held in self._held.values():
+            held.frontiers.clear()
+        self.num_records = 0
+
+    # --- questions ---------------------------------------------------------------------
+
+    def num_blocks(self, ref: SessionRef) -> int:
+        """Length of the session's newest frontier, all groups. O(groups)."""
+        held = self._held.get(ref)
+        return sum(map(len, held.frontiers[-1].groups)) if held and held.frontiers else 0
+
+    def num_resident(self, ref: SessionRef) -> int:
+        """How many of these still have their block in the GPU pool. O(blocks)."""
+        held = self._held.get(ref)
+        groups = held.frontiers[-1].groups if held and held.frontiers else ()
+        return sum(
+            self._table.holds(block_id, generation)
+            for group in groups
+            for block_id, generation in zip(group.ids, group.generations, strict=True)
+        )
+
+    def standing(self, ref: SessionRef) -> Retention:
+        """What the session said last, if that still holds: a request that says nothing
+        renews it."""
+        held = self._held.get(ref)
+        if held is None or held.retention.zone is Zone.FINISHED:
+            return UNHINTED
+        expired = is_protected(held.retention) and held.deadline_s <= self._clock()
+        return UNHINTED if expired else held.retention
+
+    def note(self, ref: SessionRef, retention: Retention) -> None:
+        """Remember what was said of a session that holds nothing any more."""
+        held = self._held.get(ref)
+        if held is not None:
+            self._claims_for(held, retention)
+
+    def state(self, ref: SessionRef) -> tuple[Zone, float]:
+        """The class last chosen for the session, and the seconds it is still protected."""
+        held = self._held.get(ref)
+        if held is None:
+            return Zone.ORDINARY, 0.0
+        left_s = max(0.0, held.deadline_s - self._clock())
+        expired = is_protected(held.retention) and left_s == 0.0
+        return Zone.ORDINARY if expired else held.retention.zone, left_s
+
+    def logical_blocks(self, ref: SessionRef) -> int:
+        """Length of the session's longest frontier, in logical blocks."""
+        held = self._held.get(ref)
+        lengths = [
+            -(-len(group) // scale)
+            for frontier in (held.frontiers if held else ())
+            for group, scale in zip(frontier.groups, self._scales, strict=True)
+        ]
+        return max(lengths, default=0)
+
+    # --- parts -------------------------------------------------------------------------
+
+    def _touch(self, ref: SessionRef) -> _Held:
+        held = self._held.get(ref)
+        if held is None:
+            tenant = self._tenants.get(ref.tenant)
+            if tenant is None:  # beyond the bound, tenants share the last place
+                tenant = min(len(self._tenants), MAX_TENANTS - 1)
+                if len(self._tenants) < MAX_TENANTS:
+                    self._tenants[ref.tenant] = tenant
+            held = self._held[ref] = _Held(tenant)
+        self._held.move_to_end(ref)
+        return held
+
+    def _claims_for(self, held: _Held, retention: Retention) -> tuple[Claim, Claim]:
+        """The claims on what is protected and on the rest; notes the deadline."""
+        held.retention = retention
+        held.deadline_s = self._clock() + retention.ttl_s if is_protected(retention) else 0.0
+        if is_protected(retention):
+            tick = tick_of(held.deadline_s)
+            return make_claim(retention.zone, tick, held.tenant), _ASSOCIATED_CLAIM
+        weak = _ASSOCIATED_CLAIM if retention.zone is Zone.ASSOCIATED else _ORDINARY_CLAIM
+        return weak, weak
+
+    def _strong_stop(self, retention: Retention, group: int, length: int) -> int:
+        if retention.block_offset is None:
+            return length
+        return min(length, retention.block_offset * self._scales[group])
+
+    def _release_place(self, group: GroupBlocks, index: int, leave: Target, own_refs: int) -> bool:
+        block_id = group.ids[index]
+        claim = Claim(group.claims[index])
+        released = self._table.release(block_id, group.generations[index], claim, leave, own_refs)
+        group.drop(index)
+        return released and self._table.is_unclaimed(block_id)
+
+    def _release_frontier(self, frontier: Frontier, leave: Target) -> None:
+        for group, index in frontier.held():
+            self._release_place(group, index, leave, 0)
+        self.num_records -= sum(map(len, frontier.groups))
+
+    def _enforce_bound(self, current: SessionRef) -> None:
+        while self.num_records > self._max_records and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            if oldest == current:
+                return
+            self.forget(oldest)
+
+    def check_integrity(self) -> None:
+        """Raise :class:`IntegrityError` if a bound is broken or claims are miscounted."""
+        self._table.check_integrity()
+        records = sum(len(g) for h in self._held.values() for f in h.frontiers for g in f.groups)
+        if records != self.num_records:
+            raise IntegrityError(f"{self.num_records} records, counted {records}")
+        self._table.check_claims(
+            (group.ids[index], group.generations[index], Claim(group.claims[index]))
+            for held in self._held.values()
+            for frontier in held.frontiers
+            for group, index in frontier.held()
+        )

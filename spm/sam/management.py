@@ -1,0 +1,186 @@
+"""Management requests as API servers send them, answered on the scheduler's thread.
+
+No model runs, nothing is waited for. Every request is scoped to a tenant; another tenant's
+session is simply not found. The wire is a dictionary of plain values with a version.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from spm.agent_hint import AgentHint, HintError, parse_agent_hint, parse_session_id
+from spm.events import SessionEnded, SessionRefreshed
+from spm.manager import SessionAwarePoolingManager
+from spm.metrics import Counters, Metric
+from spm.residency import Tier
+from spm.sam.edits import Status, overall
+from spm.sam.manager import SessionAwareManager
+from spm.sam.operations import OperationLog
+from spm.tenancy import TenantVerifier, parse_tenant
+from tracker.ids import SessionRef, TenantId
+
+logger = logging.getLogger(__name__)
+
+WIRE_VERSION = 1
+MAX_PAGE = 1000
+_Answer = dict[str, Any]
+
+
+class SessionManagement:
+    """Answers one engine's management requests."""
+
+    def __init__(
+        self,
+        sam: SessionAwareManager,
+        spm: SessionAwarePoolingManager,
+        tenants: TenantVerifier,
+        counters: Counters,
+    ) -> None:
+        self._sam = sam
+        self._spm = spm
+        self._tenants = tenants
+        self._counters = counters
+        self._operations = OperationLog()
+        self._handlers: dict[str, Callable[[TenantId, Mapping[str, Any]], _Answer]] = {
+            "apply": self._apply,
+            "get_session": self._get_session,
+            "list_sessions": self._list_sessions,
+            "end_session": self._end_session,
+            "get_operation": self._get_operation,
+        }
+
+    def handle(self, request: Mapping[str, Any]) -> _Answer:
+        """Answer one request. Never raises: an engine must not die of a question."""
+        started_s = perf_counter()
+        try:
+            answer = self._dispatch(request)
+        except HintError as error:
+            answer = _refusal(Status.REJECTED, str(error))
+        except Exception:
+            logger.exception("a management request failed")
+            self._counters.add(Metric.INTERNAL_ERRORS, label="management")
+            answer = _refusal(Status.FAILED, "internal error; the engine's log has it")
+        self._counters.add(Metric.MANAGEMENT, label=answer["status"])
+        self._counters.add(Metric.SAM_SECONDS, perf_counter() - started_s)
+        return answer
+
+    def _dispatch(self, request: Mapping[str, Any]) -> _Answer:
+        if request.get("v") != WIRE_VERSION:
+            detail = f"version {WIRE_VERSION} is spoken here; upgrade API servers and engines"
+            return _refusal(Status.UNSUPPORTED, detail)
+        if request.get("op") == "register_frontend":
+            known = self._tenants.add_secret(request.get("secret", b""))
+            return _answer(Status.OK) if known else _refusal(Status.REJECTED, "not a secret")
+        handler = self._handlers.get(str(request.get("op")))
+        tenant = parse_tenant(request.get("tenant"))
+        if handler is None or tenant is None:
+            return _refusal(Status.UNSUPPORTED, f"known operations: {sorted(self._handlers)}")
+        return handler(tenant, request)
+
+    # --- changes -----------------------------------------------------------------------
+
+    def _once(
+        self, tenant: TenantId, request: Mapping[str, Any], change: Callable[[], _Answer]
+    ) -> _Answer:
+        """A repeated operation id gets the first answer again and changes nothing."""
+        operation_id = str(request.get("operation_id", ""))[:64]
+        before = self._operations.get(tenant, operation_id)
+        if before is not None:
+            return {**before, "duplicate": True}
+        answer = {**change(), "operation_id": operation_id}
+        self._operations.put(tenant, operation_id, answer)
+        return answer
+
+    def _apply(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
+        hint = parse_agent_hint(request.get("hint"))
+        if hint.session_id is None:
+            return _refusal(Status.REJECTED, "agent_hint.session_id is missing")
+        ref = SessionRef(tenant, hint.session_id)
+        return self._once(tenant, request, lambda: self._apply_hint(ref, hint))
+
+    def _apply_hint(self, ref: SessionRef, hint: AgentHint) -> _Answer:
+        said: _Answer = {"session_id": ref.session_id, "edits": [], "retention": None}
+        if self._spm.tracker.idle_since_s(ref) is None:
+            return {**said, **_refusal(Status.NOT_FOUND, "no such session on this engine")}
+        keeps = hint.cache_control or hint.state or hint.expected_resume_s is not None
+        if keeps:
+            retention, done = self._sam.retain(ref, hint)
+            self._spm.handle(SessionRefreshed(ref, retention.ttl_s))
+            said["retention"] = {
+                "class": retention.zone.name.lower(),
+                "ttl_s": retention.ttl_s,
+                "blocks": done.blocks,
+            }
+        results = [self._sam.edit(ref, edit) for edit in hint.edits]
+        said["edits"] = [result.to_wire() for result in results]
+        return {**said, **_answer(overall(result.status for result in results))}
+
+    def _end_session(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
+        ref = SessionRef(tenant, parse_session_id(request.get("session_id")))
+        tree = bool(request.get("tree"))
+        return self._once(tenant, request, lambda: self._end(ref, tree))
+
+    def _end(self, ref: SessionRef, tree: bool) -> _Answer:
+        if self._spm.tracker.idle_since_s(ref) is None:
+            return {**_refusal(Status.NOT_FOUND, "no such session on this engine"), "ended": []}
+        ended = self._spm.tracker.subtree(ref) if tree else [ref]
+        for one in ended:
+            self._sam.closed(one, told=True)
+        self._spm.handle(SessionEnded(ref, tree))
+        return {**_answer(Status.OK), "ended": [one.session_id for one in ended]}
+
+    # --- questions ---------------------------------------------------------------------
+
+    def _get_session(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
+        ref = SessionRef(tenant, parse_session_id(request.get("session_id")))
+        if self._spm.tracker.idle_since_s(ref) is None:
+            return _refusal(Status.NOT_FOUND, "no such session on this engine")
+        session = self._describe(ref)
+        keys = self._spm.tracker.keys_of(ref)
+        stored = self._spm.residency.is_stored
+        session["residency"] = {
+            "gpu": self._sam.claims.num_resident(ref) if self._sam.claims else 0,
+            "host": sum(stored(key, Tier.HOST) for key in keys),
+            "remote": sum(stored(key, Tier.REMOTE) for key in keys),
+        }
+        return {**_answer(Status.OK), "session": session}
+
+    def _describe(self, ref: SessionRef) -> _Answer:
+        tracker, claims = self._spm.tracker, self._sam.claims
+        parent = tracker.parent_of(ref)
+        zone, left_s = claims.state(ref) if claims else (None, 0.0)
+        return {
+            "id": ref.session_id,
+            "parent_session_id": parent.session_id if parent else None,
+            "children": len(tracker.children_of(ref)),
+            "active_requests": self._spm.active_requests(ref),
+            "idle_s": round(self._spm.idle_s(ref), 3),
+            "ttl_left_s": round(left_s, 3),
+            "class": zone.name.lower() if zone is not None else "ordinary",
+            "blocks": claims.num_blocks(ref) if claims else len(tracker.keys_of(ref)),
+        }
+
+    def _list_sessions(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
+        limit, after = request.get("limit"), request.get("after")
+        if not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+            return _refusal(Status.REJECTED, f"limit={limit!r}: 1 to {MAX_PAGE}")
+        if after is not None:
+            after = parse_session_id(after)
+        page = self._spm.tracker.page(tenant, after, limit + 1)
+        sessions = [self._describe(ref) for ref in page[:limit]]
+        return {**_answer(Status.OK), "sessions": sessions, "has_more": len(page) > limit}
+
+    def _get_operation(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
+        found = self._operations.get(tenant, str(request.get("operation_id")))
+        if found is None:
+            return _refusal(Status.NOT_FOUND, "no such operation, or forgotten by now")
+        return {**_answer(Status.OK), "operation": found}
+
+
+def _answer(status: Status) -> _Answer:
+    return {"status": status.value}
+
+
+def _refusal(status: Status, detail: str) -> _Answer:
+    return {"status": status.value, "detail": detail}

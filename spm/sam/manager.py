@@ -1,0 +1,204 @@
+"""SessionAwareManager: hints become claims on vLLM's block pool, within its bounds.
+
+Owned by the scheduler thread, called at boundaries vLLM has anyway: a request's arrival, its
+end before its blocks are freed, a preemption, a step, a reset. Nothing happens per token.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from spm.agent_hint import AgentHint, Edit, EditType
+from spm.config import SamConfig
+from spm.hints import HintOutcome, RequestHint
+from spm.metrics import Counters, Metric, metric_key
+from spm.sam.attach import attach
+from spm.sam.block_table import BlockTable
+from spm.sam.claims import Association, SessionClaims
+from spm.sam.edits import EditResult, Status
+from spm.sam.policy import ASSOCIATED, Retention, decide
+from spm.sam.zones import FINISHED, ORDINARY, Zone
+from tracker.ids import SessionRef
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+logger = logging.getLogger(__name__)
+_NOT_THERE_YET = "no store of this engine offers it yet; what is saved is saved by itself"
+
+
+class SessionAwareManager:
+    """The retention of one engine."""
+
+    def __init__(
+        self,
+        config: SamConfig,
+        scales: Sequence[int],
+        max_records: int,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        """``scales``: by KV cache group, its blocks in one logical block."""
+        self._config = config
+        self._scales = scales
+        self._max_records = max_records
+        self._counters = counters
+        self._clock = clock
+        self._pool: BlockPool | None = None
+        self._cached: object = None
+        """The pool's map of cached blocks; vLLM puts a new one there when it resets it."""
+        self._table: BlockTable | None = None
+        self.claims: SessionClaims | None = None
+        """None: hints do not act on the pool."""
+
+    def bind(self, pool: "BlockPool") -> None:
+        """Take over the order of vLLM's free blocks, if the pool is as expected."""
+        if not self._config.enabled:
+            return
+        self._table = attach(pool, self._config, self._counters, self._clock)
+        if self._table is not None:
+            self._pool, self._cached = pool, pool.cached_block_hash_to_block
+            self.claims = SessionClaims(self._table, self._scales, self._max_records, self._clock)
+
+    # --- boundaries --------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Once a step: let expired protection go, notice that vLLM reset its prefix cache."""
+        if self._table is None or self._pool is None or self.claims is None:
+            return
+        if self._pool.cached_block_hash_to_block is not self._cached:
+            self._cached = self._pool.cached_block_hash_to_block
+            self._table.reset()
+            self.claims.clear()
+        self._table.tick()
+
+    def arrived(self, hint: RequestHint) -> None:
+        """Count what will never act; the rest is counted when it acts."""
+        if hint.outcome is HintOutcome.MALFORMED:
+            self._counters.add(Metric.HINTS, label="malformed")
+        elif hint.outcome is HintOutcome.UNKNOWN:
+            self._counters.add(Metric.HINTS, label="unknown")
+        elif hint.hint is not None and hint.ref is None:
+            self._counters.add(Metric.HINTS, label="no_session")
+
+    def finished(
+        self,
+        ref: SessionRef,
+        hint: AgentHint | None,
+        arrived_s: float,
+        groups: "Sequence[Sequence[KVCacheBlock]]",
+    ) -> tuple[Retention, list[EditResult]]:
+        """A session's request ends and still has its blocks: claim them, then edit.
+
+        Without a hint, what the session said before goes on while it has not expired.
+        """
+        if self.claims is None:
+            self._counters.add(Metric.HINTS, hint is not None, label="off")
+            return ASSOCIATED, []
+        started_s = perf_counter()
+        retention = self._retention(hint) if hint else self.claims.standing(ref)
+        done = self.claims.associate(ref, arrived_s, groups, retention)
+        if retention.zone is Zone.FINISHED:
+            self.claims.release(ref, FINISHED, own_refs=1)
+        results = [self.edit(ref, one) for one in hint.edits] if hint else []
+        if hint is not None:
+            self._counters.add(Metric.HINTS, label=_outcome(done))
+        self._counters.add(Metric.SAM_SECONDS, perf_counter() - started_s)
+        return retention, results
+
+    def preempted(
+        self,
+        ref: SessionRef,
+        hint: AgentHint | None,
+        arrived_s: float,
+        groups: "Sequence[Sequence[KVCacheBlock]]",
+    ) -> None:
+        """vLLM freed the blocks of a running request; those still cached will be wanted
+        again as soon as it is scheduled."""
+        if self.claims is not None and hint is not None:
+            retention = self._retention(hint)
+            if retention.zone is not Zone.FINISHED:
+                self.claims.associate(ref, arrived_s, groups, retention, ended=False)
+
+    def closed(self, ref: SessionRef, *, told: bool = False) -> None:
+        """A session is over. ``told``: the application said so, and its blocks go first;
+        otherwise it was forgotten, and they become ordinary."""
+        if self.claims is not None:
+            self.claims.forget(ref, FINISHED if told else ORDINARY)
+
+    def _retention(self, hint: AgentHint) -> Retention:
+        """A hint about a part of the blocks only associates while ranges are off."""
+        control = hint.cache_control
+        if control is not None and control.block_offset is not None and not self._config.ranges:
+            return ASSOCIATED
+        return decide(hint, self._config.soon_s)
+
+    # --- management --------------------------------------------------------------------
+
+    def retain(self, ref: SessionRef, hint: AgentHint) -> tuple[Retention, Association]:
+        """A hint without a request: what the session holds already changes its class."""
+        retention = self._retention(hint)
+        if self.claims is None:
+            return retention, Association()
+        if retention.zone is Zone.FINISHED:
+            known, _ = self.claims.release(ref, FINISHED)
+            self.claims.note(ref, retention)
+            return retention, Association(blocks=known)
+        return retention, self.claims.retain(ref, retention)
+
+    def edit(self, ref: SessionRef, edit: Edit) -> EditResult:
+        """Carry out one edit, or say why not. Counted by type and status."""
+        result = self._edit(ref, edit)
+        self._counters.add(Metric.EDITS, label=f"{edit.type.value},{result.status.value}")
+        return result
+
+    def _edit(self, ref: SessionRef, edit: Edit) -> EditResult:
+        if self.claims is None:
+            return EditResult(edit, Status.UNSUPPORTED, detail="hints do not act on this engine")
+        if edit.blocks is not None and not self._config.ranges:
+            return EditResult(edit, Status.UNSUPPORTED, detail="sam.ranges is false")
+        if edit.type is not EditType.EVICT:
+            off = "" if self._config.remote_operations else "sam.remote_operations is false"
+            return EditResult(edit, Status.UNSUPPORTED, detail=off or _NOT_THERE_YET)
+        return self._evict(ref, edit, self.claims)
+
+    def _evict(self, ref: SessionRef, edit: Edit, claims: SessionClaims) -> EditResult:
+        """The session gives its claims up; what nobody else claims or uses is taken first."""
+        length = claims.logical_blocks(ref)
+        known, _ = claims.release(ref, FINISHED, blocks=edit.blocks)
+        if not known:
+            detail = f"the session holds no block there; it has {length} logical blocks"
+            return EditResult(edit, Status.NOT_FOUND, detail=detail)
+        if edit.blocks is not None and edit.blocks.stop > length:
+            detail = f"the session has {length} logical blocks"
+            return EditResult(edit, Status.PARTIAL, known, detail)
+        return EditResult(edit, Status.OK, known)
+
+    # --- numbers -----------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, float]:
+        """Current sizes, by metric key."""
+        table, claims = self._table, self.claims
+        if table is None or claims is None:
+            return {metric_key(Metric.SAM_ACTIVE): 0}
+        gauges: dict[str, float] = {
+            metric_key(Metric.SAM_ACTIVE): 1,
+            metric_key(Metric.SAM_RECORDS): claims.num_records,
+            metric_key(Metric.SAM_PROTECTED_BLOCKS): table.num_protected,
+        }
+        for zone, blocks in table.blocks_by_zone().items():
+            gauges[metric_key(Metric.SAM_BLOCKS, zone.name.lower())] = blocks
+        return gauges
+
+    def check_integrity(self) -> None:
+        """Raise :class:`spm.errors.IntegrityError` if claims, table or queue disagree."""
+        if self.claims is not None:
+            self.claims.check_integrity()
+
+
+def _outcome(done: Association) -> str:
+    if done.late:
+        return "late"
+    return "clipped" if done.clipped else "acted"

@@ -1,0 +1,62 @@
+"""The claims of several sessions on one block, by strength."""
+
+import heapq
+
+from spm.errors import IntegrityError
+from spm.sam.zones import Claim, has_expired
+
+
+class SharedClaims:
+    """A multiset of claims that knows its best one. O(log claims) an operation.
+
+    Belongs to the scheduler thread.
+    """
+
+    __slots__ = ("_counts", "_heap")
+
+    def __init__(self, first: Claim) -> None:
+        self._counts: dict[Claim, int] = {first: 1}
+        self._heap = [-first]
+
+    def add(self, claim: Claim) -> None:
+        """One more session makes this claim."""
+        count = self._counts.get(claim, 0)
+        self._counts[claim] = count + 1
+        if not count:
+            heapq.heappush(self._heap, -claim)
+            # Entries of claims that came and went are dropped when they are the greatest.
+            if len(self._heap) > 2 * len(self._counts) + 8:
+                self._heap = [-c for c in self._counts]
+                heapq.heapify(self._heap)
+
+    def discard(self, claim: Claim) -> bool:
+        """One session fewer makes this claim; False when none did."""
+        count = self._counts.get(claim, 0)
+        if count > 1:
+            self._counts[claim] = count - 1
+        elif count:
+            del self._counts[claim]
+        return count > 0
+
+    def best(self, now_tick: int) -> Claim | None:
+        """The strongest claim that has not expired; None when none is left."""
+        while self._heap:
+            claim = Claim(-self._heap[0])
+            if claim in self._counts and not has_expired(claim, now_tick):
+                return claim
+            heapq.heappop(self._heap)
+        return None
+
+    def only(self) -> Claim:
+        """The one claim left. ValueError when there are more."""
+        (claim,) = self._counts
+        return claim
+
+    def __len__(self) -> int:
+        """Different claims."""
+        return len(self._counts)
+
+    def check_integrity(self, refs: int) -> None:
+        """Raise :class:`IntegrityError` unless ``refs`` sessions are counted."""
+        if sum(self._counts.values()) != refs or min(self._counts.values()) < 1:
+            raise IntegrityError(f"{refs} sessions claim a block, counted {self._counts}")

@@ -100,10 +100,11 @@ class SessionAwarePoolingManager:
     def tick(self) -> None:
         """Once a scheduler step: expire sessions, let go of keys nobody has any more.
 
-        A session whose request is still running is not idle, however long that takes.
+        A session is not idle while a request of its own or of a descendant runs, however
+        long that takes.
         """
         for ref in self._wheel.advance():
-            if ref in self._active:
+            if any(one in self._active for one in self.tracker.subtree(ref)):
                 self._wheel.register(ref, self._session_ttl_s)
             elif self._close(ref):
                 self._counters.add(Metric.FORGOTTEN, label="expired")

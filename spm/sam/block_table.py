@@ -72,6 +72,7 @@ class BlockTable:
         self._now_tick = math.floor(clock())
         self._expiry_backlog = False
         self.num_marked = 0
+        self.marked = bytearray(num_blocks)
         self.targets: MutableSequence[int] = array("Q", [ORDINARY]) * num_blocks
         self.owners: list[bytes | None] = [None] * num_blocks
         self.generations = array("I", [0]) * num_blocks
@@ -294,6 +295,7 @@ class BlockTable:
                 self._charged[block_id] = tenant
                 self._charge(tenant, 1)
         self.targets[block_id] = target
+        self.marked[block_id] = target != ORDINARY
         if block.prev_free_block is not None:
             self.queue.move(block, target)
 
@@ -335,6 +337,8 @@ class BlockTable:
         self.queue.check_integrity()
         zones = [0] * len(Zone)
         for block_id, target in enumerate(self.targets):
+            if self.marked[block_id] != (target != ORDINARY):
+                raise IntegrityError(f"block {block_id} is marked, or not, by mistake")
             if target != ORDINARY:
                 zones[target_zone(Target(target))] += 1
             refs = self._refs[block_id]

@@ -44,6 +44,8 @@ class Marks(Protocol):
 
     num_marked: int
     """Blocks whose target is not :data:`ORDINARY`."""
+    marked: bytearray
+    """By block id: whether its target is not :data:`ORDINARY`."""
     targets: "MutableSequence[int]"
     """By block id: where a block belongs when it is free."""
     owners: "list[bytes | None]"
@@ -113,22 +115,39 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         if n == 0:
             return []
         assert self.num_free_blocks >= n
-        if self._low_zones_used:
-            return self._pop_across(n)
-        start, end = self._ordinary_start, self._ordinary_end
+        if self._marks.num_marked:
+            return self._pop_marked(n)
+        # Nothing is marked: as in vLLM, and the end of the segment cannot come in between.
+        start = self._ordinary_start
         block: Any = start.next_free_block  # Any here and below: a linked node has neighbours
+        self.num_free_blocks -= n
+        if n == 1:
+            following = block.next_free_block
+            block.prev_free_block = block.next_free_block = None
+            start.next_free_block = following
+            following.prev_free_block = start
+            return [block]
         taken: list[KVCacheBlock] = []
         for _ in range(n):
-            if block is end:
-                break
             taken.append(block)
             following = block.next_free_block
             block.prev_free_block = block.next_free_block = None
             block = following
         start.next_free_block = block
         block.prev_free_block = start
+        return taken
+
+    def _pop_marked(self, n: int) -> list[KVCacheBlock]:
+        """From the ordinary segment as far as it goes, unless something goes first."""
+        if self._low_zones_used:
+            return self._pop_across(n)
+        if n == 1:  # a decoding request's block: by far the most frequent call
+            block: Any = self._ordinary_start.next_free_block
+            if block.block_id >= 0:
+                self.remove(block)
+                return [block]
+        taken = self._pop_run(self._ordinary_start, n)
         missing = n - len(taken)
-        self.num_free_blocks -= len(taken)
         return taken + self._pop_across(missing) if missing else taken
 
     def append(self, block: KVCacheBlock) -> None:
@@ -238,20 +257,22 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
 
     def _append_sorted(self, blocks: list[KVCacheBlock]) -> None:
         marks = self._marks
-        targets, owners = marks.targets, marks.owners
+        marked, targets, owners = marks.marked, marks.targets, marks.owners
         current = ORDINARY
         end = self._ordinary_end
         last: Any = end.prev_free_block
         for block in blocks:
-            target = targets[block.block_id]
-            if target != ORDINARY and (
-                target < ORDINARY or owners[block.block_id] != block.block_hash
-            ):
-                target = marks.freed(block)
+            block_id = block.block_id
+            target = ORDINARY
+            if marked[block_id]:
+                target = Target(targets[block_id])
+                # The property costs as much as all the rest of this loop.
+                if target < ORDINARY or owners[block_id] != block._block_hash:
+                    target = marks.freed(block)
             if target != current:
                 last.next_free_block = end
                 end.prev_free_block = last
-                current = Target(target)
+                current = target
                 end = self._end_of(current)
                 last = end.prev_free_block
             block.prev_free_block = last
@@ -286,12 +307,12 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
     def _pop_run(self, boundary: KVCacheBlock, limit: int) -> list[KVCacheBlock]:
         """Take up to ``limit`` blocks that follow ``boundary`` in its segment."""
         run: list[KVCacheBlock] = []
-        block = boundary.next_free_block
-        assert block is not None
-        while block.block_id >= 0 and len(run) < limit:
+        block: Any = boundary.next_free_block
+        for _ in range(limit):
+            if block.block_id < 0:
+                break
             run.append(block)
             following = block.next_free_block
-            assert following is not None
             block.prev_free_block = block.next_free_block = None
             block = following
         boundary.next_free_block = block

@@ -17,6 +17,7 @@ from connectors.metadata import (
     LoadFailure,
     LoadResult,
     RankReport,
+    StepCommands,
     WorkerReport,
 )
 from connectors.scheduler.half import SchedulerHalf
@@ -173,6 +174,7 @@ class HalfMachine(RuleBasedStateMachine):
 
     def _command(self, output: SchedulerOutput) -> None:
         commands = self.half.build_commands(output)
+        assert isinstance(commands, StepCommands)
         epoch = commands.key_space.epoch
         for command in commands.loads:
             assert command.request_id in self.loading

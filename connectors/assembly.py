@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from connectors.fingerprint import engine_fingerprint, require_shareable_hashes
@@ -29,6 +30,7 @@ def build_scheduler_half(
     vllm_config: "VllmConfig",
     kv_cache_config: "KVCacheConfig",
     counters: Counters,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SchedulerHalf:
     """Raises :class:`spm.errors.ConfigError` or ``LayoutError``: better now than later."""
     if config.pools:
@@ -45,6 +47,7 @@ def build_scheduler_half(
         lambda layouts: engine_fingerprint(vllm_config, geometry, layouts),
         _lookup_service(config, counters),
         counters,
+        clock,
     )
 
 

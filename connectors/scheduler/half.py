@@ -4,7 +4,6 @@ Sessions are always there; pooling only if there is a tier behind the GPU pool. 
 runs on vLLM's scheduler thread and never waits.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ class SchedulerHalf:
         fingerprint: Callable[[list[LayoutHandshake]], Fingerprint],
         lookups: LookupService | None,
         counters: Counters,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.manager = SessionAwarePoolingManager(config, world_size, counters, clock)
         self.sessions = SessionHooks(config, geometry, self.manager, counters, clock)

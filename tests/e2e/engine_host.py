@@ -1,6 +1,8 @@
 """Runs inside the engine process: executes the calls of :class:`EngineProcess`."""
 
 import threading
+import time
+from functools import partial
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -9,6 +11,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_
 from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 
+from connectors import session_aware
 from connectors.session_aware import SessionAwareConnector
 from tests.e2e.engine_process import EngineSpec, Turn
 
@@ -46,6 +49,10 @@ class EngineHost:
     def __init__(self, spec: EngineSpec) -> None:
         if spec.async_scheduling:
             _allow_async_scheduling()
+        self._ahead_s = 0.0
+        module: Any = session_aware
+        build = module.build_scheduler_half
+        module.build_scheduler_half = partial(build, clock=self._clock)
         self._llm = LLM(**spec.llm_arguments())
         self._engine = self._llm.llm_engine
         scheduler = self._engine.vllm_config.scheduler_config
@@ -57,6 +64,18 @@ class EngineHost:
         self._watch_scheduler()
         self._next_id = 0
         self._adapters: dict[str, int] = {}
+
+    def _clock(self) -> float:
+        """The connector's clock: real, and ahead by what a test asked for."""
+        return time.monotonic() + self._ahead_s
+
+    def let_time_pass(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    def manage(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The utility call of vLLM's engine core."""
+        answer: dict[str, Any] = self._core.spm_manage({"v": 1, "tenant": "default", **request})
+        return answer
 
     def _watch_scheduler(self) -> None:
         """Sum our stats as they pass to vLLM's loggers, and count preemptions."""
@@ -88,7 +107,8 @@ class EngineHost:
     ) -> str:
         self._next_id += 1
         request_id = f"r{self._next_id}"
-        extra = {"kv_transfer_params": {"agent_hint": {"session_id": session}}} if session else None
+        hint = {"session_id": session, **how.get("hint", {})} if session else None
+        extra = {"kv_transfer_params": {"agent_hint": hint}} if hint else None
         params = SamplingParams(
             max_tokens=max_tokens, temperature=0, logprobs=1, ignore_eos=True, extra_args=extra
         )

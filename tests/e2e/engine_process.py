@@ -97,7 +97,8 @@ class EngineProcess:
     ) -> list[Turn]:
         """Greedy generation of all prompts together; returns when all are done.
 
-        ``how``: ``cache_salt``, or ``adapter`` (name and path of a LoRA adapter).
+        ``how``: ``cache_salt``, ``adapter`` (name and path of a LoRA adapter), or ``hint``
+        (the rest of the agent hint, beside the session).
         """
         return self._call("generate", prompts, sessions, max_tokens, how)  # type: ignore[no-any-return]
 
@@ -118,6 +119,14 @@ class EngineProcess:
     def drop_gpu_cache(self, reset_connector: bool = False) -> bool:
         """Empty the prefix cache of the GPU pool; other tiers stay unless asked for."""
         return bool(self._call("drop_gpu_cache", reset_connector))
+
+    def let_time_pass(self, seconds: float) -> None:
+        """Put the connector's clock forward."""
+        self._call("let_time_pass", seconds)
+
+    def manage(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401
+        """A management request, as API servers make it."""
+        return self._call("manage", request)  # type: ignore[no-any-return]
 
     def settle(self) -> None:
         """Step until the engine has nothing to do: saves are answered."""
@@ -169,6 +178,16 @@ class EngineProcess:
         return value
 
 
+def cpu_threads(ranks: int) -> str:
+    """vLLM's own choice of threads differs with and without a connector, and results depend
+    (in their last bits) on it. Ranks share the cores if there are too few."""
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    each = max(1, len(cores) // ranks)
+    return "|".join(
+        ",".join((cores * ranks)[rank * each : (rank + 1) * each]) for rank in range(ranks)
+    )
+
+
 def _serve(spec: EngineSpec, pipe: Connection) -> None:
     """Main function of the engine process."""
     os.environ.update(
@@ -180,14 +199,7 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
         VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
     )
-    # vLLM would choose another number of threads with a connector than without, and results
-    # depend (in their last bits) on it. Ranks share the cores if there are too few.
-    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    ranks = range(spec.tensor_parallel_size)
-    each = max(1, len(cores) // len(ranks))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-        ",".join((cores * len(ranks))[rank * each : (rank + 1) * each]) for rank in ranks
-    )
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cpu_threads(spec.tensor_parallel_size)
     from tests.e2e.engine_host import EngineHost
 
     try:

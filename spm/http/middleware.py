@@ -1,0 +1,124 @@
+"""Requests on vLLM's own generation endpoints: hints checked and handed on, management done."""
+
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from spm.hints import DEFAULT_TENANT
+from spm.http import openai_bodies, operations
+from spm.http.body import read_body
+from spm.http.errors import RequestError
+from spm.http.frontend import Frontend, frontend_of
+from spm.http.ids import operation_id
+from spm.http.rewriting import MANAGE_FIELD, ManageRequest, decide, may_concern_us
+from tracker.ids import TenantId
+
+MAX_BODY_BYTES = 64 << 20
+MESSAGES = "/v1/messages"
+ENDPOINTS = (openai_bodies.CHAT, openai_bodies.COMPLETIONS, openai_bodies.RESPONSES, MESSAGES)
+
+
+class AgentHintMiddleware:
+    """Pure ASGI. What it has nothing to say about passes byte for byte.
+
+    The application's answer, its stream and its view of the client's disconnect are the
+    application's own: only the body is read ahead, and only up to ``limit_bytes``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limit_bytes: int = MAX_BODY_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = _endpoint(scope)
+        frontend = frontend_of(scope.get("app"))
+        if endpoint is None or not isinstance(frontend, Frontend):
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = frontend.tenants.tenant_of(Headers(scope=scope))
+            decided = await self._read(frontend, tenant, scope, receive)
+            if not isinstance(decided, ManageRequest):
+                app, receive = self._app, decided
+            else:
+                app = await self._managed(endpoint, frontend, tenant, decided, scope)
+        except RequestError as error:
+            app = error.response()
+        await app(scope, receive, send)
+
+    async def _read(
+        self, frontend: Frontend, tenant: TenantId, scope: Scope, receive: Receive
+    ) -> Receive | ManageRequest:
+        """The management request in the body, or the body for the application to receive."""
+        read = await read_body(receive, self._limit_bytes)
+        if read.too_long and tenant != DEFAULT_TENANT:
+            # Passed on unread it would run as the default tenant.
+            raise RequestError(
+                413, f"a body above {self._limit_bytes} bytes cannot be given its tenant"
+            )
+        if read.too_long or not read.ended:
+            return read.replay(receive)
+        if tenant == DEFAULT_TENANT and not may_concern_us(read.content):
+            return read.replay(receive)
+        decided = decide(read.content, frontend.sam, frontend.tenants.claim(tenant))
+        if decided is None:
+            return read.replay(receive)
+        if isinstance(decided, ManageRequest):
+            return decided
+        _set_content_length(scope, len(decided))
+        return read.replay(receive, decided)
+
+    async def _managed(
+        self,
+        endpoint: str,
+        frontend: Frontend,
+        tenant: TenantId,
+        asked: ManageRequest,
+        scope: Scope,
+    ) -> ASGIApp:
+        """The answer to a request that never reaches the model."""
+        if endpoint == MESSAGES:
+            raise RequestError(
+                400,
+                f"{MANAGE_FIELD}: not on {MESSAGES}; use POST /v1/sessions/{{session_id}}/edits",
+                param=MANAGE_FIELD,
+            )
+        operation = operation_id(Headers(scope=scope))
+        result = await operations.apply(frontend.engine, tenant, operation, asked.hint)
+        return openai_bodies.management_response(endpoint, asked, result, int(self._clock()))
+
+
+def _endpoint(scope: Scope) -> str | None:
+    """Which of :data:`ENDPOINTS` the request is for with a JSON body, if any."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    path = _route_path(scope)
+    if path not in ENDPOINTS:
+        return None
+    # vLLM refuses every other type, and a browser's form must not reach a management request.
+    media_type = Headers(scope=scope).get("content-type", "").partition(";")[0]
+    return path if media_type.strip().lower() == "application/json" else None
+
+
+def _route_path(scope: Scope) -> str:
+    """The path without ``root_path``, by the rule of the router that will look at it next."""
+    path: str = scope["path"]
+    root_path: str = scope.get("root_path", "")
+    under_root = path.startswith(root_path) and path[len(root_path) :].startswith("/")
+    return path[len(root_path) :] if under_root else path
+
+
+def _set_content_length(scope: Scope, length_bytes: int) -> None:
+    """In place: what the router adds to the scope later must be seen by outer middleware."""
+    framing = (b"content-length", b"transfer-encoding")
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in framing]
+    scope["headers"] = [*headers, (b"content-length", str(length_bytes).encode())]

@@ -1,0 +1,122 @@
+"""What to do with the body of a generation request: pure, bytes in and a decision out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spm.agent_hint import HintError, parse_agent_hint
+from spm.config import SamConfig
+from spm.http.errors import RequestError
+
+HINT = "agent_hint"
+CLAIM = "spm_tenant"
+MANAGE_FIELD = f"{HINT}.context_management.manage_request"
+_PARAMS = "kv_transfer_params"
+_MARKS = tuple(f'"{key}"'.encode() for key in (HINT, CLAIM))
+
+
+@dataclass(frozen=True, slots=True)
+class ManageRequest:
+    """The request is no generation: ``hint`` is to be applied and answered for."""
+
+    hint: Mapping[str, Any]
+    model: str
+    stream: bool
+    include_usage: bool
+
+
+def may_concern_us(body: bytes) -> bool:
+    """Cheap and never wrong about a body that says our keys in plain letters."""
+    return any(mark in body for mark in _MARKS)
+
+
+def decide(
+    body: bytes, sam: SamConfig, claim: Mapping[str, str] | None
+) -> bytes | ManageRequest | None:
+    """The body that goes on instead, the management request in it, or None: as it came.
+
+    ``claim`` is the tenant's, None for the default tenant. Raises :class:`RequestError` 400
+    for a malformed hint. Whatever else is wrong with a body is left for vLLM to say.
+    """
+    document = _object(body)
+    if document is None:
+        return None
+    hint = document.pop(HINT, None)
+    if hint is not None:
+        manage = _validated(hint, sam)
+        if manage:
+            return _manage_request(hint, document)
+    params = document.get(_PARAMS)
+    params = {} if params is None else params
+    if not isinstance(params, dict):
+        return None
+    forged = params.pop(CLAIM, None)
+    if hint is None and claim is None and forged is None:
+        return None
+    if hint is not None:
+        params[HINT] = hint
+    if claim is not None:
+        params[CLAIM] = dict(claim)
+    document[_PARAMS] = params
+    return _bytes(document)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        # As vLLM's web framework reads it: detects UTF-16, and the last of equal keys counts.
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _bytes(document: dict[str, Any]) -> bytes:
+    try:
+        # ASCII escapes carry lone surrogates, which UTF-8 cannot.
+        return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    except RecursionError as error:
+        raise RequestError(400, "the body is nested too deeply") from error
+
+
+def _validated(hint: object, sam: SamConfig) -> bool:
+    """Refuses what is malformed or switched off; True for a management request."""
+    try:
+        parsed = parse_agent_hint(hint, HINT)
+    except HintError as error:
+        raise RequestError(400, str(error), param=error.field) from error
+    if not sam.ranges:
+        refuse_ranges(hint, HINT)
+    if parsed.manage_request and parsed.session_id is None:
+        field = f"{HINT}.session_id"
+        raise RequestError(400, f"{field} is missing: manage_request needs it", param=field)
+    return parsed.manage_request
+
+
+def refuse_ranges(hint: Any, path: str) -> None:  # noqa: ANN401
+    """:class:`RequestError` 400 if the valid ``hint`` names a part of a session's blocks."""
+    cache_control = hint.get("cache_control") or {}
+    edits = (hint.get("context_management") or {}).get("edits") or ()
+    places = [(cache_control, "block_offset", f"{path}.cache_control")]
+    places += [
+        (e, "block_start", f"{path}.context_management.edits[{n}]") for n, e in enumerate(edits)
+    ]
+    for fields, key, place in places:
+        if fields.get(key) is not None:
+            raise RequestError(
+                400,
+                f"{place}.{key}: hints about a part of a session are switched off here "
+                "(sam.ranges=false); leave it out",
+                param=f"{place}.{key}",
+            )
+
+
+def _manage_request(hint: dict[str, Any], document: dict[str, Any]) -> ManageRequest:
+    model = document.get("model")
+    options = document.get("stream_options")
+    return ManageRequest(
+        hint=hint,
+        model=model if isinstance(model, str) else "",
+        stream=document.get("stream") is True,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+    )

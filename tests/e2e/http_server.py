@@ -59,6 +59,8 @@ class HttpServerSpec:
     pool_blocks: int = 160
     max_model_len: int = 1024
     plugins: str | None = "spm"
+    engines: int = 1
+    """How many share the machine's cores."""
 
 
 @contextlib.contextmanager
@@ -81,7 +83,7 @@ def running(spec: HttpServerSpec, log_path: Path) -> Iterator[HttpServer]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": cpu_threads(1),
+        "VLLM_CPU_OMP_THREADS_BIND": cpu_threads(spec.engines),
     }
     if spec.plugins is not None:
         env["VLLM_PLUGINS"] = spec.plugins

@@ -165,6 +165,38 @@ def test_no_session_id_reaches_the_log(server: HttpServer) -> None:
     assert all("POST /v1/sessions/" in line for line in lines), "but for vLLM's access log"
 
 
+def test_two_api_servers_and_two_engines_are_one(tmp_path: Path) -> None:
+    """Whichever server is asked, and whichever engines a session was on."""
+    spec = HttpServerSpec(
+        extra={"host_bytes": 0, "sam": {"tenant_from_api_key": True}},
+        arguments=("--api-server-count", "2", "--data-parallel-size", "2"),
+        engines=2,
+    )
+    with running(spec, tmp_path / "vllm.log") as server:
+        for _ in range(6):
+            with server.client() as client:  # a new connection, so perhaps the other server
+                _chat(client, {"session_id": "x", **_PROTECT})
+        for _ in range(6):
+            with server.client() as client:
+                session = client.get("/v1/sessions/x").json()
+                assert session["class"] == "soon"
+                assert session["residency"]["gpu"] == session["blocks"] > 0
+            with server.client(1) as stranger:
+                assert stranger.get("/v1/sessions/x").status_code == 404
+        with server.client() as client:
+            both = {"edits": [{"type": "evict"}], "operation_id": "once"}
+            done = client.post("/v1/sessions/x/edits", json=both).json()
+        assert (done["status"], done["edits"][0]["blocks"]) == ("ok", session["blocks"])
+        for _ in range(4):
+            with server.client() as client:
+                assert client.post("/v1/sessions/x/edits", json=both).json()["duplicate"]
+                assert client.get("/v1/operations/once").json()["edits"] == done["edits"]
+        with server.client() as client:
+            assert client.delete("/v1/sessions/x").json()["ended"] == ["x"]
+        with server.client() as client:
+            assert client.get("/v1/sessions").json()["data"] == []
+
+
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
     return tmp_path / "vllm.log"

@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from connectors.groups import cache_geometry
-from connectors.metadata import LayoutHandshake, StepCommands
+from connectors.metadata import LayoutHandshake, NoCommands, StepCommands
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupAnswer, LookupQuery, LookupService
 from connectors.session_aware import SessionAwareConnector
@@ -88,6 +88,7 @@ class Engine:
         world_size: int = 1,
         save_inflight_bytes: int = 1 << 17,
         value_bytes: int = 1 << 13,
+        extra: dict[str, Any] | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         self.conditions = conditions
@@ -97,10 +98,13 @@ class Engine:
         self.added_s: dict[str, float] = {}
         self.ended: dict[str, str] = {}
         self.params: dict[str, dict[str, Any]] = {}
-        extra: dict[str, Any] = {
+        self.local_hits: dict[str, int] = {}
+        """Prompt tokens that the GPU pool had, by vLLM's own count."""
+        extra = {
             "host_bytes": 1 << 20,
             "staging_bytes": 1 << 20,
             "save_inflight_bytes": save_inflight_bytes,
+            **(extra or {}),
         }
         kv_cache = vllm_parts.kv_cache_config(model, num_blocks)
         config = vllm_parts.vllm_config(
@@ -122,7 +126,7 @@ class Engine:
         connector = self.scheduler.connector
         assert isinstance(connector, SessionAwareConnector)
         self.connector = connector
-        if conditions.tier is Tier.REMOTE:
+        if conditions.tier is Tier.REMOTE and extra["host_bytes"]:
             extra |= {"remote": {"url": "redis://nowhere"}, "host_bytes": 0}
         self.lookups = SimulatedLookups(conditions)
         self.half = SchedulerHalf(
@@ -150,7 +154,8 @@ class Engine:
         for worker in self.workers:
             worker_side = SessionAwareConnector(config, KVConnectorRole.WORKER, kv_cache)
             worker.geometry = cache_geometry(config, kv_cache)
-            worker_side.worker_half = worker
+            if self.half.pooling is not None:
+                worker_side.worker_half = worker
             self._connectors.append(worker_side)
 
     # --- driving ------------------------------------------------------------------------
@@ -162,7 +167,7 @@ class Engine:
         *,
         max_tokens: int = 4,
         session: str | None = None,
-        hint: dict[str, Any] | None = None,
+        **how: Any,  # noqa: ANN401
     ) -> Request:
         request = vllm_parts.make_request(
             request_id,
@@ -170,7 +175,7 @@ class Engine:
             hash_tokens=self._hash_tokens,
             max_tokens=max_tokens,
             session=session,
-            hint=hint,
+            **how,
         )
         self.outputs[request_id] = []
         self.added_s[request_id] = self.now_s
@@ -240,6 +245,9 @@ class Engine:
         for outputs in self.scheduler.update_from_output(step, result).values():
             for output in outputs.outputs:
                 self.outputs[output.request_id] += output.new_token_ids
+                if output.prefill_stats is not None:
+                    hit = output.prefill_stats.num_local_cached_tokens
+                    self.local_hits.setdefault(output.request_id, hit)
                 if output.finish_reason is not None:
                     self.ended[output.request_id] = str(output.finish_reason)
                     self.params[output.request_id] = output.kv_transfer_params or {}
@@ -248,6 +256,9 @@ class Engine:
 
     def _check_commands(self, step: SchedulerOutput) -> None:
         commands, manager = step.kv_connector_metadata, self.scheduler.kv_cache_manager
+        if self.half.pooling is None:
+            assert isinstance(commands, NoCommands)
+            return
         assert isinstance(commands, StepCommands)
         assert commands.has_forward == (step.total_num_scheduled_tokens > 0)
         for load in commands.loads:

@@ -27,6 +27,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
+from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.request import Request
 
 VOCAB = 199
@@ -138,6 +139,7 @@ def make_request(
     max_tokens: int = 4,
     session: str | None = None,
     hint: dict[str, Any] | None = None,
+    kv_hints: KvHintsEnvelope | None = None,
 ) -> Request:
     extra = {"kv_transfer_params": {"agent_hint": hint}} if hint is not None else None
     return Request(
@@ -146,6 +148,7 @@ def make_request(
         SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, extra_args=extra),
         None,
         session_id=session,
+        kv_hints=kv_hints,
         block_hasher=kv_cache_utils.get_request_block_hasher(hash_tokens, sha256),
     )
 

@@ -58,6 +58,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         config = SpmConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._counters = Counters()
         self._results: list[LoadResult] = []
+        self._last_sizes: tuple[int, ...] = ()
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler_half = build_scheduler_half(
                 config, vllm_config, kv_cache_config, self._counters
@@ -198,10 +199,15 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     # --- both --------------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> "KVConnectorStats | None":
-        scheduler_side = self.role is KVConnectorRole.SCHEDULER
-        gauges = self.scheduler_half.gauges() if scheduler_side else {}
-        stats = SpmStats.of(self._counters.drain(), gauges)
-        return stats if scheduler_side or not stats.is_empty() else None
+        """Asked once a step: counters that moved, and gauges if one has changed."""
+        gauges: dict[str, float] = {}
+        if self.role is KVConnectorRole.SCHEDULER:
+            sizes = self.scheduler_half.sizes()
+            if sizes != self._last_sizes:
+                self._last_sizes = sizes
+                gauges = self.scheduler_half.gauges()
+        counters = self._counters.drain()
+        return SpmStats.of(counters, gauges) if counters or gauges else None
 
     @classmethod
     def build_kv_connector_stats(

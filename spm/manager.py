@@ -46,14 +46,16 @@ class SessionAwarePoolingManager:
         world_size: int,
         counters: Counters,
         clock: Callable[[], float] = time.monotonic,
+        on_closed: Callable[[SessionRef], None] = lambda ref: None,
     ) -> None:
+        """``on_closed`` is told of every session at the moment it is forgotten or ended."""
         self._session_ttl_s = config.session_ttl_s
         self._counters = counters
         self._clock = clock
         self._active: dict[SessionRef, int] = {}
         """Requests by session, from arrival to end."""
-        self._closed: list[SessionRef] = []
-        """Sessions forgotten or ended since somebody last asked."""
+        self._on_closed = on_closed
+        self._backlog = False
         self.tracker = SessionKeyTracker(config.max_sessions, config.max_keys, clock)
         self.residency = ResidencyIndex(world_size, config.max_keys, config.residency_ttl_s, clock)
         self._wheel: TtlWheel[SessionRef] = TtlWheel(clock)
@@ -97,8 +99,13 @@ class SessionAwarePoolingManager:
             case CacheReset():
                 self.residency.clear()
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether a tick left work for the next step."""
+        return self._backlog
+
     def tick(self) -> None:
-        """Once a scheduler step: expire sessions, let go of keys nobody has any more.
+        """Once a second, or a step while there is a backlog: expire sessions, let go of keys nobody has any more.
 
         A session is not idle while a request of its own or of a descendant runs, however
         long that takes.
@@ -108,12 +115,7 @@ class SessionAwarePoolingManager:
                 self._wheel.register(ref, self._session_ttl_s)
             elif self._close(ref):
                 self._counters.add(Metric.FORGOTTEN, label="expired")
-        self.tracker.take_orphans(_ORPHANS_PER_TICK)
-
-    def take_closed(self) -> list[SessionRef]:
-        """Sessions that were forgotten or ended since the last call."""
-        closed, self._closed = self._closed, []
-        return closed
+        self._backlog = len(self.tracker.take_orphans(_ORPHANS_PER_TICK)) == _ORPHANS_PER_TICK
 
     def active_requests(self, ref: SessionRef) -> int:
         """Requests of the session that have arrived and not ended."""
@@ -138,14 +140,14 @@ class SessionAwarePoolingManager:
         self._wheel.remove(ref)
         closed = self.tracker.free_session(ref)
         if closed:
-            self._closed.append(ref)
+            self._on_closed(ref)
         return closed
 
     def _note(self, outcome: TrackOutcome) -> None:
         """Sessions forgotten for a bound lose their deadline too."""
         for ref in outcome.forgotten:
             self._wheel.remove(ref)
-            self._closed.append(ref)
+            self._on_closed(ref)
             self._counters.add(Metric.FORGOTTEN, label="bound")
 
     def check_integrity(self) -> None:

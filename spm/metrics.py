@@ -171,6 +171,8 @@ class Counters:
 
     def drain(self) -> Mapping[Key, float]:
         """What was added since the last drain."""
+        if not self._values:  # every step asks; what another thread adds now can wait for the next
+            return {}
         with self._lock:
             values, self._values = self._values, {}
             return values

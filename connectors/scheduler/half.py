@@ -14,7 +14,6 @@ from connectors.scheduler.pooling import PoolingHalf
 from connectors.scheduler.sessions import SessionHooks
 from spm.config import SpmConfig
 from spm.keys import Fingerprint
-from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters
 from spm.residency import Tier
 
@@ -39,8 +38,8 @@ class SchedulerHalf:
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        self.manager = SessionAwarePoolingManager(config, world_size, counters, clock)
-        self.sessions = SessionHooks(config, geometry, self.manager, counters, clock)
+        self.sessions = SessionHooks(config, geometry, world_size, counters, clock)
+        self.manager = self.sessions.manager
         self.pooling: PoolingHalf | None = None
         """None: there is no tier behind the GPU pool."""
         if config.pools:
@@ -131,6 +130,11 @@ class SchedulerHalf:
     def reset(self) -> bool:
         """Nothing stored so far may be read again (new weights)."""
         return self.pooling is None or self.pooling.reset()
+
+    def sizes(self) -> tuple[int, ...]:
+        """What gauges are made of: cheap, and different when a gauge is."""
+        pooling = self.pooling.sizes() if self.pooling is not None else ()
+        return *self.sessions.sizes(), *pooling
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""

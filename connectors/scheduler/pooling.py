@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+_GAUGES = tuple(
+    metric_key(metric)
+    for metric in (
+        Metric.HOST_BLOCKS,
+        Metric.REMOTE_BLOCKS,
+        Metric.REQUESTS,
+        Metric.LOADS_IN_FLIGHT,
+    )
+)
 
 
 class PoolingHalf:
@@ -263,15 +272,19 @@ class PoolingHalf:
         manager = self._kv_cache_manager
         return len(manager.block_pool.cached_block_hash_to_block) if manager is not None else 0
 
+    def sizes(self) -> tuple[int, ...]:
+        """The gauges' values, in their order."""
+        residency = self.manager.residency
+        return (
+            residency.num_host_keys,
+            residency.num_remote_keys,
+            len(self._records),
+            self._loads.num_jobs,
+        )
+
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        residency = self.manager.residency
-        return {
-            metric_key(Metric.HOST_BLOCKS): residency.num_host_keys,
-            metric_key(Metric.REMOTE_BLOCKS): residency.num_remote_keys,
-            metric_key(Metric.REQUESTS): len(self._records),
-            metric_key(Metric.LOADS_IN_FLIGHT): self._loads.num_jobs,
-        }
+        return dict(zip(_GAUGES, self.sizes(), strict=True))
 
     def shutdown(self) -> None:
         """Stop the lookup thread."""

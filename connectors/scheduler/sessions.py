@@ -44,17 +44,20 @@ class SessionHooks:
         self,
         config: SpmConfig,
         geometry: CacheGeometry,
-        manager: SessionAwarePoolingManager,
+        world_size: int,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._geometry = geometry
-        self._manager = manager
         self._clock = clock
+        self._tick = 0
         self._tenants = TenantVerifier()
         scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
         self.sam = SessionAwareManager(config.sam, scales, config.max_keys, counters, clock)
-        self.management = SessionManagement(self.sam, manager, self._tenants, counters)
+        self.manager = SessionAwarePoolingManager(
+            config, world_size, counters, clock, self.sam.closed
+        )
+        self.management = SessionManagement(self.sam, self.manager, self._tenants, counters)
         self._kv_cache_manager: KVCacheManager | None = None
         self._requests: dict[str, _SessionRequest] = {}
 
@@ -76,8 +79,8 @@ class SessionHooks:
         if hint.outcome is not HintOutcome.NONE:
             self.sam.arrived(hint)
         if hint.ref is not None:
-            self._manager.handle(SessionOpened(hint.ref, hint.parent))
-            self._manager.handle(RequestStarted(hint.ref))
+            self.manager.handle(SessionOpened(hint.ref, hint.parent))
+            self.manager.handle(RequestStarted(hint.ref))
             self._requests[request.request_id] = _SessionRequest(
                 request, hint.ref, hint, self._clock()
             )
@@ -103,22 +106,23 @@ class SessionHooks:
             outcome["ttl_s"] = retention.ttl_s
             if edits:
                 outcome["edits"] = [edit.to_wire() for edit in edits]
-        self._manager.handle(RequestEnded(known.ref, keep_s))
+        self.manager.handle(RequestEnded(known.ref, keep_s))
         return outcome
 
     # --- a step ------------------------------------------------------------------------
 
     def step(self, preempted: Iterable[str]) -> None:
         """Once a step, after vLLM has scheduled it."""
-        self._manager.tick()
-        for ref in self._manager.take_closed():
-            self.sam.closed(ref)
+        tick = int(self._clock())
+        if tick != self._tick or self.manager.has_backlog:  # deadlines are whole seconds
+            self._tick = tick
+            self.manager.tick()
         for request_id in preempted:
             known = self._requests.get(request_id)
             if known is not None and known.hint.hint is not None:
                 groups = self._cached_blocks(known.request)
                 self.sam.preempted(known.ref, known.hint.hint, known.arrived_s, groups)
-        self.sam.tick()
+        self.sam.tick(tick)
 
     def _cached_blocks(self, request: "Request") -> "list[list[KVCacheBlock]]":
         """Where the blocks of a request are that has lost its block table: by their hashes."""
@@ -139,9 +143,14 @@ class SessionHooks:
 
     # --- the rest ----------------------------------------------------------------------
 
+    def sizes(self) -> tuple[int, ...]:
+        """What gauges are made of: cheap, and different when a gauge is."""
+        tracker = self.manager.tracker
+        return tracker.num_sessions, tracker.num_keys, *self.sam.sizes()
+
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        tracker = self._manager.tracker
+        tracker = self.manager.tracker
         return {
             metric_key(Metric.SESSIONS): tracker.num_sessions,
             metric_key(Metric.SESSION_KEYS): tracker.num_keys,
@@ -150,7 +159,7 @@ class SessionHooks:
 
     def check_integrity(self, *, idle: bool) -> None:
         """Raise :class:`spm.errors.IntegrityError` if the books are off."""
-        self._manager.check_integrity()
+        self.manager.check_integrity()
         self.sam.check_integrity()
         if idle and self._requests:
             raise IntegrityError(f"idle, but {len(self._requests)} requests of sessions")

@@ -30,6 +30,7 @@ from spm.sam.zones import (
     claim_target,
     claim_tenant,
     has_expired,
+    target_of,
     target_tick,
     target_zone,
 )
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _RELIEF_BLOCKS = 4096
 """Expired blocks looked at in one go, so that a mass expiry cannot stall the scheduler."""
 _GENERATIONS = 1 << 32
+_ASSOCIATED = target_of(Zone.ASSOCIATED)
 _WHEN_FREED = {FINISHED: FINISHED_WHEN_FREED, DEMOTED: DEMOTED_WHEN_FREED}
 _NOW_FREE = {FINISHED_WHEN_FREED: FINISHED, DEMOTED_WHEN_FREED: DEMOTED}
 
@@ -160,8 +162,11 @@ class BlockTable:
 
     def _resting_place(self, block: "KVCacheBlock", leave: Target, own_refs: int) -> Target:
         """Of a block nobody claims any more."""
-        if leave == ORDINARY or block.ref_cnt > own_refs or block.block_hash is None:
+        if leave == ORDINARY or block.ref_cnt > own_refs:
             return ORDINARY
+        hash_now = block.block_hash
+        if hash_now is None or hash_now != self.owners[block.block_id]:
+            return ORDINARY  # an ordinary block is reused without notice: it is another's now
         return leave if block.ref_cnt == 0 else _WHEN_FREED[leave]
 
     # --- bounds and numbers ------------------------------------------------------------
@@ -171,9 +176,9 @@ class BlockTable:
         left = self._caps.blocks - self.num_protected
         return max(0, min(left, self._caps.tenant_blocks - self._tenant_blocks.get(tenant, 0)))
 
-    def is_protected(self, block_id: int) -> bool:
-        """Whether it counts against the caps already."""
-        return self.targets[block_id] >= FIRST_PROTECTED
+    def is_charged(self, block_id: int, tenant: int) -> bool:
+        """Whether it counts against the caps already, and on this tenant's account."""
+        return self.targets[block_id] >= FIRST_PROTECTED and self._charged[block_id] == tenant
 
     def is_unclaimed(self, block_id: int) -> bool:
         """Whether no session claims it."""
@@ -184,6 +189,11 @@ class BlockTable:
         """Blocks that hints protect now."""
         return self._zone_blocks[Zone.LATER] + self._zone_blocks[Zone.SOON]
 
+    @property
+    def zone_sizes(self) -> tuple[int, ...]:
+        """Marked blocks by zone."""
+        return tuple(self._zone_blocks)
+
     def blocks_by_zone(self) -> dict[Zone, int]:
         """Blocks by the zone where they are or, in use, will be; the null block is ordinary."""
         counts = dict(zip(Zone, self._zone_blocks, strict=True))
@@ -192,9 +202,8 @@ class BlockTable:
 
     # --- time --------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self, now_tick: int) -> None:
         """Once a step: what has expired becomes ordinary, a bounded number at a time."""
-        now_tick = math.floor(self._clock())
         if now_tick != self._now_tick or self._expiry_backlog:
             self._now_tick = now_tick
             self._expire()
@@ -202,10 +211,13 @@ class BlockTable:
     def relieve(self) -> bool:
         """A late or skipped tick must not keep an expired block from being taken."""
         self._now_tick = math.floor(self._clock())
-        return self._expire() > 0
+        moved = self._expire()
+        while not moved and self._expiry_backlog:  # all went to weaker claims on them
+            moved = self._expire()
+        return moved > 0
 
     def _expire(self) -> int:
-        blocks = self.queue.expired(self._now_tick, _RELIEF_BLOCKS) if self.num_marked else []
+        blocks = self.queue.expired(self._now_tick, _RELIEF_BLOCKS)
         moved = 0
         for block in blocks:
             self._retarget(block)
@@ -271,8 +283,20 @@ class BlockTable:
             best = Claim(self._best[block_id])
         if best is None:
             self._set_target(block, ORDINARY)
+        elif self._exceeds_cap(block_id, best):
+            self._set_target(block, _ASSOCIATED)
         else:
             self._set_target(block, claim_target(best), claim_tenant(best))
+
+    def _exceeds_cap(self, block_id: int, claim: Claim) -> bool:
+        """Whether protecting for ``claim`` would break a cap: what another tenant paid for so
+        far may fall to its tenant."""
+        tenant = claim_tenant(claim)
+        if claim_target(claim) < FIRST_PROTECTED or self.is_charged(block_id, tenant):
+            return False
+        if self._tenant_blocks.get(tenant, 0) >= self._caps.tenant_blocks:
+            return True
+        return self.targets[block_id] < FIRST_PROTECTED and self.num_protected >= self._caps.blocks
 
     def _set_target(self, block: "KVCacheBlock", target: Target, tenant: int = 0) -> None:
         block_id = block.block_id
@@ -319,18 +343,22 @@ class BlockTable:
                 raise IntegrityError(f"block {block_id}: {refs} claims, {len(claims)} remembered")
             if refs == 1 and claims[0] != self._best[block_id]:
                 raise IntegrityError(f"block {block_id}: its only claim is another")
-            live = [claim for claim in claims if not has_expired(claim, self._now_tick)]
-            target = Target(self.targets[block_id])
-            if live and target != claim_target(max(live)):
-                raise IntegrityError(f"block {block_id} is not where its best claim puts it")
-            if not live and self._blocks[block_id].prev_free_block is not None:
-                self._check_unclaimed(block_id, target, claims)
+            self._check_place(block_id, claims)
 
-    def _check_unclaimed(self, block_id: int, target: Target, claims: list[Claim]) -> None:
-        """A free block without a live claim may only wait for the next tick."""
-        waits = target >= FIRST_PROTECTED and target_tick(target) <= self._now_tick
-        if target > ORDINARY and not (claims and waits):
+    def _check_place(self, block_id: int, claims: list[Claim]) -> None:
+        """A block is where its best live claim puts it, or waits for its expiry to be noticed:
+        until the next tick, in use until it is freed."""
+        target = Target(self.targets[block_id])
+        made = [claim_target(claim) for claim in claims]
+        if target in made and target >= FIRST_PROTECTED and target_tick(target) <= self._now_tick:
+            return
+        live = [claim for claim in claims if not has_expired(claim, self._now_tick)]
+        if not live and target > ORDINARY:
             raise IntegrityError(f"block {block_id} is kept without a claim")
+        wanted = claim_target(max(live)) if live else target
+        capped = wanted >= FIRST_PROTECTED and target == _ASSOCIATED
+        if target != wanted and not capped:
+            raise IntegrityError(f"block {block_id} is not where its best claim puts it")
 
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if counts, claims and queue disagree. O(pool)."""
@@ -354,3 +382,7 @@ class BlockTable:
             raise IntegrityError("protected blocks are not charged to tenants one by one")
         if min(self._tenant_blocks.values(), default=1) < 1:
             raise IntegrityError("a tenant is charged for less than nothing")
+        if self.num_protected > self._caps.blocks:
+            raise IntegrityError(f"{self.num_protected} protected blocks, {self._caps}")
+        if max(self._tenant_blocks.values(), default=0) > self._caps.tenant_blocks:
+            raise IntegrityError(f"a tenant protects more than {self._caps}")

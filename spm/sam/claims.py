@@ -17,11 +17,11 @@ from spm.sam.policy import UNHINTED, Retention, is_protected
 from spm.sam.zones import (
     DEMOTED,
     MAX_TENANTS,
-    NO_CLAIM,
     ORDINARY,
     Claim,
     Target,
     Zone,
+    claim_tenant,
     make_claim,
     tick_of,
 )
@@ -96,7 +96,7 @@ class SessionClaims:
         """
         held = self._touch(ref)
         strong, weak = self._claims_for(held, retention)
-        old = [f for f in held.frontiers if ended and f.finished_s <= arrived_s]
+        old = [f for f in held.frontiers if _supersedes(arrived_s, ended, f)]
         done = Association()
         budget = [self._table.budget(held.tenant)]
         parts = []
@@ -105,7 +105,8 @@ class SessionClaims:
             strong_stop = self._strong_stop(retention, index, len(blocks))
             parts.append(self._claim_group(blocks, before, strong_stop, strong, weak, budget, done))
         held.frontiers = [f for f in held.frontiers if f not in old]
-        held.frontiers.append(Frontier(self._clock() if ended else arrived_s, tuple(parts)))
+        finished_s = self._clock() if ended else arrived_s
+        held.frontiers.append(Frontier(finished_s, tuple(parts), interrupted=not ended))
         self.num_records += sum(map(len, parts))
         surplus = held.frontiers[: max(0, len(held.frontiers) - MAX_FRONTIERS)]
         for frontier in [*old, *surplus]:
@@ -125,31 +126,48 @@ class SessionClaims:
         done: Association,
     ) -> GroupBlocks:
         """Claim one group's blocks, taking over the claims of ``before`` where they are the
-        same. ``budget``: blocks that may still become protected; the prefix comes first."""
-        table, made = self._table, GroupBlocks()
-        for index, block in enumerate(blocks):
+        same. Tail first: those that are free already are to be taken in that order."""
+        made = GroupBlocks(len(blocks))
+        clipped = self._clipped(blocks, strong_stop, strong, budget)
+        done.clipped += len(clipped)
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
             expected = block.block_hash
             if expected is None:
-                made.append(NO_BLOCK, 0, NO_CLAIM)
                 continue
-            block_id, claim = block.block_id, strong if index < strong_stop else weak
-            if claim > _ASSOCIATED_CLAIM and not table.is_protected(block_id):
-                if budget[0] > 0:
-                    budget[0] -= 1
-                else:
-                    claim = weak
-                    done.clipped += 1
+            block_id = block.block_id
+            claim = strong if index < strong_stop and index not in clipped else weak
             done.late += block.ref_cnt == 0
             generation = self._take_over(before, index, block_id, expected, claim)
             if generation is None:
-                generation = table.claim(block, expected, claim)
-            if generation is None:
-                made.append(NO_BLOCK, 0, NO_CLAIM)
-                continue
-            made.append(block_id, generation, claim)
-            done.blocks += 1
-            done.protected += claim > _ASSOCIATED_CLAIM
+                generation = self._table.claim(block, expected, claim)
+            if generation is not None:
+                made.put(index, block_id, generation, claim)
+                done.blocks += 1
+                done.protected += claim > _ASSOCIATED_CLAIM
+        made.trim()
         return made
+
+    def _clipped(
+        self,
+        blocks: "Sequence[KVCacheBlock]",
+        strong_stop: int,
+        strong: Claim,
+        budget: list[int],
+    ) -> set[int]:
+        """Places that a cap keeps from being protected: the prefix comes first.
+        ``budget``: blocks that may still become protected, all groups together."""
+        if strong <= _ASSOCIATED_CLAIM:
+            return set()
+        tenant = claim_tenant(strong)
+        new = [
+            index
+            for index, block in enumerate(blocks[:strong_stop])
+            if block.block_hash is not None and not self._table.is_charged(block.block_id, tenant)
+        ]
+        allowed = min(len(new), budget[0])
+        budget[0] -= allowed
+        return set(new[allowed:])
 
     def _take_over(
         self, before: GroupBlocks, index: int, block_id: int, expected: bytes, claim: Claim
@@ -190,7 +208,7 @@ class SessionClaims:
         """Tail first, because that is the order in which free blocks are to be taken."""
         table = self._table
         places = [i for i in range(len(group)) if table.holds(group.ids[i], group.generations[i])]
-        new = [i for i in places if i < strong_stop and not table.is_protected(group.ids[i])]
+        new = [i for i in places if i < strong_stop and not table.is_charged(group.ids[i], tenant)]
         allowed = len(new) if strong <= _ASSOCIATED_CLAIM else table.budget(tenant)
         clipped = set(new[allowed:])
         for index in reversed(places):
@@ -211,15 +229,17 @@ class SessionClaims:
         own_refs: int = 0,
     ) -> tuple[int, int]:
         """Give back a session's blocks, or a logical range of them: how many it held there,
-        and how many of these no session claims now. Those nobody uses go to ``leave``."""
+        and how many of these no session claims now. Those nobody uses go to ``leave``;
+        ``own_refs`` are those of the request of the session whose end made the newest."""
         held = self._held.get(ref)
         known = free = 0
         for frontier in held.frontiers if held else ():
+            own = own_refs if held and frontier is held.frontiers[-1] else 0
             for group, index in frontier.held():
                 scale = self._scales[frontier.groups.index(group)]
                 if blocks is None or blocks.start <= index // scale < blocks.stop:
                     known += 1
-                    free += self._release_place(group, index, leave, own_refs)
+                    free += self._release_place(group, index, leave, own)
         if held is not None and blocks is None:
             self.num_records -= sum(len(g) for f in held.frontiers for g in f.groups)
             held.frontiers.clear()
@@ -240,9 +260,10 @@ class SessionClaims:
     # --- questions ---------------------------------------------------------------------
 
     def num_blocks(self, ref: SessionRef) -> int:
-        """Length of the session's newest frontier, all groups. O(groups)."""
+        """Blocks of the session's newest frontier, all groups."""
         held = self._held.get(ref)
-        return sum(map(len, held.frontiers[-1].groups)) if held and held.frontiers else 0
+        groups = held.frontiers[-1].groups if held and held.frontiers else ()
+        return sum(len(group) - group.ids.count(NO_BLOCK) for group in groups)
 
     def num_resident(self, ref: SessionRef) -> int:
         """How many of these still have their block in the GPU pool. O(blocks)."""
@@ -330,11 +351,12 @@ class SessionClaims:
         self.num_records -= sum(map(len, frontier.groups))
 
     def _enforce_bound(self, current: SessionRef) -> None:
+        """What ``current`` left last is always kept."""
         while self.num_records > self._max_records and len(self._held) > 1:
-            oldest = next(iter(self._held))
-            if oldest == current:
-                return
-            self.forget(oldest)
+            self.forget(next(iter(self._held)))  # the current one is the last of all
+        frontiers = self._held[current].frontiers
+        while self.num_records > self._max_records and len(frontiers) > 1:
+            self._release_frontier(frontiers.pop(0), ORDINARY)
 
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if a bound is broken or claims are miscounted."""
@@ -348,3 +370,11 @@ class SessionClaims:
             for frontier in held.frontiers
             for group, index in frontier.held()
         )
+
+
+def _supersedes(arrived_s: float, ended: bool, frontier: Frontier) -> bool:
+    """Whether a request that ended takes the place of what was left before it arrived; one
+    that is interrupted again, of what it left the last time."""
+    if ended:
+        return frontier.finished_s <= arrived_s
+    return frontier.interrupted and frontier.finished_s == arrived_s

@@ -17,16 +17,23 @@ class GroupBlocks:
 
     __slots__ = ("claims", "generations", "ids")
 
-    def __init__(self) -> None:
-        self.ids = array("I")
-        self.generations = array("I")
-        self.claims = array("Q")
+    def __init__(self, length: int = 0) -> None:
+        """Nothing is claimed of ``length`` logical blocks."""
+        self.ids = array("I", [NO_BLOCK]) * length
+        self.generations = array("I", [0]) * length
+        self.claims = array("Q", [0]) * length
 
-    def append(self, block_id: int, generation: int, claim: int) -> None:
-        """The next logical block."""
-        self.ids.append(block_id)
-        self.generations.append(generation)
-        self.claims.append(claim)
+    def put(self, index: int, block_id: int, generation: int, claim: int) -> None:
+        """Note what is claimed there."""
+        self.ids[index] = block_id
+        self.generations[index] = generation
+        self.claims[index] = claim
+
+    def trim(self) -> None:
+        """Forget places at the end that hold nothing: the block being filled, say."""
+        while self.ids and self.ids[-1] == NO_BLOCK:
+            for column in (self.ids, self.generations, self.claims):
+                column.pop()
 
     def drop(self, index: int) -> None:
         """Nothing is claimed there any more."""
@@ -43,6 +50,8 @@ class Frontier:
     finished_s: float
     """Clock reading; a request that arrived later supersedes it."""
     groups: tuple[GroupBlocks, ...]
+    interrupted: bool = False
+    """Its request has not ended; ``finished_s`` is when that arrived."""
 
     def held(self) -> Iterator[tuple[GroupBlocks, int]]:
         """Every place that holds a block, the tail of each group first: a prefix without

@@ -64,7 +64,7 @@ class SessionAwareManager:
 
     # --- boundaries --------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self, now_tick: int) -> None:
         """Once a step: let expired protection go, notice that vLLM reset its prefix cache."""
         if self._table is None or self._pool is None or self.claims is None:
             return
@@ -72,7 +72,7 @@ class SessionAwareManager:
             self._cached = self._pool.cached_block_hash_to_block
             self._table.reset()
             self.claims.clear()
-        self._table.tick()
+        self._table.tick(now_tick)
 
     def arrived(self, hint: RequestHint) -> None:
         """Count what will never act; the rest is counted when it acts."""
@@ -177,6 +177,12 @@ class SessionAwareManager:
         return EditResult(edit, Status.OK, known)
 
     # --- numbers -----------------------------------------------------------------------
+
+    def sizes(self) -> tuple[int, ...]:
+        """What gauges are made of: cheap, and different when a gauge is."""
+        if self._table is None or self.claims is None:
+            return ()
+        return self.claims.num_records, *self._table.zone_sizes
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""

@@ -5,6 +5,9 @@ import heapq
 from spm.errors import IntegrityError
 from spm.sam.zones import Claim, has_expired
 
+_FEW = 4
+"""Different claims up to which looking at all of them costs less than a heap of them."""
+
 
 class SharedClaims:
     """A multiset of claims that knows its best one. O(log claims) an operation.
@@ -16,18 +19,19 @@ class SharedClaims:
 
     def __init__(self, first: Claim) -> None:
         self._counts: dict[Claim, int] = {first: 1}
-        self._heap = [-first]
+        self._heap: list[int] | None = None
 
     def add(self, claim: Claim) -> None:
         """One more session makes this claim."""
         count = self._counts.get(claim, 0)
         self._counts[claim] = count + 1
-        if not count:
+        if count:
+            return
+        if self._heap is not None:
             heapq.heappush(self._heap, -claim)
-            # Entries of claims that came and went are dropped when they are the greatest.
-            if len(self._heap) > 2 * len(self._counts) + 8:
-                self._heap = [-c for c in self._counts]
-                heapq.heapify(self._heap)
+            self._compact()
+        elif len(self._counts) > _FEW:
+            self._rebuild()
 
     def discard(self, claim: Claim) -> bool:
         """One session fewer makes this claim; False when none did."""
@@ -36,10 +40,24 @@ class SharedClaims:
             self._counts[claim] = count - 1
         elif count:
             del self._counts[claim]
+            self._compact()
         return count > 0
+
+    def _compact(self) -> None:
+        """Entries of claims that came and went are dropped when they are the greatest, or
+        here."""
+        if self._heap is not None and len(self._heap) > 2 * len(self._counts) + 8:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [-c for c in self._counts] if len(self._counts) > _FEW else None
+        if self._heap is not None:
+            heapq.heapify(self._heap)
 
     def best(self, now_tick: int) -> Claim | None:
         """The strongest claim that has not expired; None when none is left."""
+        if self._heap is None:
+            return max((c for c in self._counts if not has_expired(c, now_tick)), default=None)
         while self._heap:
             claim = Claim(-self._heap[0])
             if claim in self._counts and not has_expired(claim, now_tick):

@@ -42,7 +42,10 @@ class Bench:
         self.clock = FakeClock()
         self.counters = Counters()
         config = SpmConfig.from_extra_config({"session_ttl_s": 30, "max_sessions": 3, **settings})
-        self.manager = SessionAwarePoolingManager(config, 2, self.counters, self.clock)
+        self.closed: list[SessionRef] = []
+        self.manager = SessionAwarePoolingManager(
+            config, 2, self.counters, self.clock, self.closed.append
+        )
 
     def handle(self, *events: Any) -> None:  # noqa: ANN401
         for event in events:
@@ -140,6 +143,7 @@ def test_over_the_bound_the_session_idle_longest_is_forgotten() -> None:
     bench = Bench(max_sessions=2)
     bench.handle(SessionOpened(A), SessionOpened(B), SessionOpened(A), SessionOpened(C))
     assert bench.open == [A, C]
+    assert bench.closed == [B]
     assert bench.counters.drain() == {BOUND: 1}
     bench.tick_after(31)
     assert bench.counters.drain() == {EXPIRED: 2}, "the forgotten one has no deadline left"
@@ -222,8 +226,7 @@ def test_a_session_is_not_idle_while_a_request_runs() -> None:
     assert bench.open == [A, B], "its time starts when the request ends"
     bench.tick_after(3)
     assert bench.open == []
-    assert sorted(bench.manager.take_closed(), key=lambda ref: ref.session_id) == [A, B]
-    assert bench.manager.take_closed() == []
+    assert sorted(bench.closed, key=lambda ref: ref.session_id) == [A, B]
 
 
 def test_a_session_is_kept_as_long_as_its_hint_asks() -> None:

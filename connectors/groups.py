@@ -114,10 +114,13 @@ def cache_geometry(vllm_config: "VllmConfig", kv_cache_config: KVCacheConfig) ->
 
 
 def block_geometry(kv_cache_config: KVCacheConfig) -> CacheGeometry:
-    """Block sizes by group and nothing else: enough to count blocks, not to move them."""
-    sizes = [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups]
+    """Block sizes and windows by group: enough to count blocks, not to move them."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    sizes = [spec.block_size for spec in specs]
+    windows = [getattr(spec, "sliding_window", None) for spec in specs]
     groups = tuple(
-        GroupGeometry(GroupId(index), size, None, 0, ()) for index, size in enumerate(sizes)
+        GroupGeometry(GroupId(index), size, window, 0, ())
+        for index, (size, window) in enumerate(zip(sizes, windows, strict=True))
     )
     smallest, largest = min(sizes, default=1), max(sizes, default=1)
     return CacheGeometry(groups, kv_cache_config.hash_block_size or smallest, largest)

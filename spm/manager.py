@@ -105,7 +105,8 @@ class SessionAwarePoolingManager:
         return self._backlog
 
     def tick(self) -> None:
-        """Once a second, or a step while there is a backlog: expire sessions, let go of keys nobody has any more.
+        """Once a second, or a step while there is a backlog: expire sessions, let go of keys
+        nobody has any more.
 
         A session is not idle while a request of its own or of a descendant runs, however
         long that takes.

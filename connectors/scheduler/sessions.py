@@ -6,7 +6,7 @@ a hint; every other request passes with one look at three fields.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from connectors.groups import CacheGeometry
 from spm.config import SpmConfig
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
     from vllm.v1.request import Request
+
+_SESSIONS, _SESSION_KEYS = metric_key(Metric.SESSIONS), metric_key(Metric.SESSION_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class SessionHooks:
         clock: Callable[[], float],
     ) -> None:
         self._geometry = geometry
+        self._has_windows = any(group.window_tokens is not None for group in geometry.groups)
         self._clock = clock
         self._tick = 0
         self._tenants = TenantVerifier()
@@ -94,7 +97,9 @@ class SessionHooks:
             return None
         groups: Sequence[Sequence[KVCacheBlock]] = ()
         if self._kv_cache_manager is not None and not loading:
-            groups = self._kv_cache_manager.get_blocks(request.request_id).blocks
+            groups = self._resumable(
+                request, self._kv_cache_manager.get_blocks(request.request_id).blocks
+            )
         outcome: dict[str, Any] = {"session_id": known.ref.session_id}
         keep_s = 0.0
         if any(groups):
@@ -108,6 +113,24 @@ class SessionHooks:
                 outcome["edits"] = [edit.to_wire() for edit in edits]
         self.manager.handle(RequestEnded(known.ref, keep_s))
         return outcome
+
+    def _resumable(
+        self, request: "Request", groups: "Sequence[Sequence[KVCacheBlock]]"
+    ) -> "Sequence[Sequence[KVCacheBlock]]":
+        """With the block before the first one still held of a sliding window: vLLM let it go
+        while the last, unfinished block was being filled, and a hit that ends at the last
+        full block needs it."""
+        if not self._has_windows or self._kv_cache_manager is None:
+            return groups
+        pool, completed = self._kv_cache_manager.block_pool, []
+        for index, (group, blocks) in enumerate(zip(self._geometry.groups, groups, strict=True)):
+            first = next((i for i, block in enumerate(blocks) if not block.is_null), 0)
+            names = self._names(request, index, first - 1, first) if first > 0 else []
+            if group.window_tokens is not None and names:
+                again = self._cached_block(pool, names[0])
+                blocks = [*blocks[: first - 1], again, *blocks[first:]]
+            completed.append(blocks)
+        return completed
 
     # --- a step ------------------------------------------------------------------------
 
@@ -129,14 +152,19 @@ class SessionHooks:
         assert self._kv_cache_manager is not None
         pool = self._kv_cache_manager.block_pool
         return [
-            [self._cached_block(pool, name) for name in self._names(request, index)]
+            [
+                self._cached_block(pool, name)
+                for name in self._names(request, index, 0, request.num_tokens)
+            ]
             for index in range(len(self._geometry.groups))
         ]
 
-    def _names(self, request: "Request", index: int) -> "list[BlockHashWithGroupId]":
-        group = self._geometry.groups[index]
-        stop = request.num_tokens // group.block_tokens
-        return list(self._geometry.published_keys(request, group, 0, stop))  # type: ignore[arg-type]
+    def _names(
+        self, request: "Request", index: int, start: int, stop: int
+    ) -> "list[BlockHashWithGroupId]":
+        """What vLLM calls blocks ``start..stop`` of a group, as far as they are full."""
+        keys = self._geometry.published_keys(request, self._geometry.groups[index], start, stop)
+        return cast("list[BlockHashWithGroupId]", keys)
 
     def _cached_block(self, pool: "BlockPool", name: "BlockHashWithGroupId") -> "KVCacheBlock":
         return pool.cached_block_hash_to_block.get_one_block(name) or pool.null_block
@@ -152,8 +180,8 @@ class SessionHooks:
         """Current sizes, by metric key."""
         tracker = self.manager.tracker
         return {
-            metric_key(Metric.SESSIONS): tracker.num_sessions,
-            metric_key(Metric.SESSION_KEYS): tracker.num_keys,
+            _SESSIONS: tracker.num_sessions,
+            _SESSION_KEYS: tracker.num_keys,
             **self.sam.gauges(),
         }
 

@@ -8,9 +8,12 @@ the scheduler thread.
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from spm.errors import IntegrityError
 from spm.metrics import Counters, Metric
@@ -24,6 +27,8 @@ from spm.sam.zones import (
     FIRST_PROTECTED,
     NO_CLAIM,
     ORDINARY,
+    TENANT_SHIFT,
+    ZONE_SHIFT,
     Claim,
     Target,
     Zone,
@@ -41,7 +46,9 @@ if TYPE_CHECKING:
 _RELIEF_BLOCKS = 4096
 """Expired blocks looked at in one go, so that a mass expiry cannot stall the scheduler."""
 _GENERATIONS = 1 << 32
+_TENANT_BITS = np.uint64(TENANT_SHIFT)
 _ASSOCIATED = target_of(Zone.ASSOCIATED)
+_FIRST_SOON = target_of(Zone.SOON)
 _WHEN_FREED = {FINISHED: FINISHED_WHEN_FREED, DEMOTED: DEMOTED_WHEN_FREED}
 _NOW_FREE = {FINISHED_WHEN_FREED: FINISHED, DEMOTED_WHEN_FREED: DEMOTED}
 
@@ -52,6 +59,16 @@ class Caps:
 
     blocks: int
     tenant_blocks: int
+
+
+class BlockStates(NamedTuple):
+    """What is known of some blocks, a column each; copies."""
+
+    targets: npt.NDArray[np.uint64]
+    generations: npt.NDArray[np.uint32]
+    refs: npt.NDArray[np.uint32]
+    charged: npt.NDArray[np.uint16]
+    owned: npt.NDArray[np.bool_]
 
 
 class BlockTable:
@@ -75,12 +92,22 @@ class BlockTable:
         self._expiry_backlog = False
         self.num_marked = 0
         self.marked = bytearray(num_blocks)
-        self.targets: MutableSequence[int] = array("Q", [ORDINARY]) * num_blocks
+        self._owned = bytearray(num_blocks)
+        """Whether there is an owner hash."""
+        self.targets = array("Q", [ORDINARY]) * num_blocks
         self.owners: list[bytes | None] = [None] * num_blocks
         self.generations = array("I", [0]) * num_blocks
         self._best = array("Q", [NO_CLAIM]) * num_blocks
         self._refs = array("I", [0]) * num_blocks
         self._charged = array("H", [0]) * num_blocks
+        # The same memory, for many blocks at a time.
+        self._np_targets = np.frombuffer(self.targets, np.uint64)
+        self._np_generations = np.frombuffer(self.generations, np.uint32)
+        self._np_best = np.frombuffer(self._best, np.uint64)
+        self._np_refs = np.frombuffer(self._refs, np.uint32)
+        self._np_charged = np.frombuffer(self._charged, np.uint16)
+        self._np_marked = np.frombuffer(self.marked, np.uint8)
+        self._np_owned = np.frombuffer(self._owned, np.uint8)
         self._shared: dict[int, SharedClaims] = {}
         self._zone_blocks = [0] * len(Zone)
         self._tenant_blocks: dict[int, int] = {}
@@ -99,16 +126,97 @@ class BlockTable:
         if self.owners[block_id] != expected:
             self._forget(block)
             self.owners[block_id] = expected
+            self._owned[block_id] = True
         refs = self._refs[block_id]
+        self._refs[block_id] = refs + 1
         if refs:
             if refs == 1:
                 self._shared[block_id] = SharedClaims(Claim(self._best[block_id]))
             self._shared[block_id].add(claim)
+            self._retarget(block)
         else:
             self._best[block_id] = claim
-        self._refs[block_id] = refs + 1
-        self._retarget(block)
+            self._settle(block, claim)
         return self.generations[block_id]
+
+    def look(self, ids: npt.NDArray[np.uint32]) -> "BlockStates":
+        """What is known of many blocks."""
+        return BlockStates(
+            self._np_targets[ids],
+            self._np_generations[ids],
+            self._np_refs[ids],
+            self._np_charged[ids],
+            self._np_owned[ids].astype(np.bool_),
+        )
+
+    def renew(
+        self,
+        ids: npt.NDArray[np.uint32],
+        claims: npt.NDArray[np.uint64],
+        old_targets: npt.NDArray[np.uint64],
+    ) -> None:
+        """Of blocks in use that one session alone claims, and whose tenant pays for their
+        protection: other claims that protect."""
+        targets = claims >> _TENANT_BITS
+        self._np_best[ids] = claims
+        self._np_targets[ids] = targets
+        soon = int(np.count_nonzero(targets >= _FIRST_SOON))
+        moved = soon - int(np.count_nonzero(old_targets >= _FIRST_SOON))
+        self._zone_blocks[Zone.SOON] += moved
+        self._zone_blocks[Zone.LATER] -= moved
+
+    def renew_shared(self, block: "KVCacheBlock", old: Claim, new: Claim, tenant: int) -> bool:
+        """The same for a block in use that several sessions claim; False if ``old`` was not
+        among their claims."""
+        block_id = block.block_id
+        if not self._shared[block_id].replace(old, new):
+            return False
+        if new < self._best[block_id]:
+            self._retarget(block)
+            return True
+        self._best[block_id] = new
+        target, before = claim_target(new), self.targets[block_id]
+        if before >> ZONE_SHIFT != target >> ZONE_SHIFT:
+            self._zone_blocks[before >> ZONE_SHIFT] -= 1
+            self._zone_blocks[target >> ZONE_SHIFT] += 1
+        self.targets[block_id] = target
+        return True
+
+    def adopt(
+        self,
+        ids: npt.NDArray[np.uint32],
+        claims: npt.NDArray[np.uint64],
+        tenant: int,
+        names: Sequence[bytes | None],
+    ) -> None:
+        """The first claims on blocks in use that nothing is known of; ``names``: their hashes.
+        The caller stays within :meth:`budget`."""
+        targets = claims >> _TENANT_BITS
+        protected = targets >= FIRST_PROTECTED
+        num_marked = int(np.count_nonzero(targets != ORDINARY))
+        self._np_owned[ids] = 1
+        self._np_refs[ids] = 1
+        self._np_best[ids] = claims
+        self._np_targets[ids] = targets
+        if num_marked:
+            self._np_marked[ids] = targets != ORDINARY
+            self._np_charged[ids[protected]] = tenant
+            self.num_marked += num_marked
+            self._count_zones(targets)
+            self._charge(tenant, int(np.count_nonzero(protected)))
+        for block_id, name in zip(ids.tolist(), names, strict=True):
+            self.owners[block_id] = name
+
+    def _count_zones(self, targets: npt.NDArray[np.uint64]) -> None:
+        """More marked blocks, many at a time."""
+        for zone in (Zone.ASSOCIATED, Zone.LATER, Zone.SOON):
+            low, high = target_of(zone), target_of(zone) + (1 << ZONE_SHIFT)
+            inside = (targets >= low) & (targets < high)
+            self._zone_blocks[zone] += int(np.count_nonzero(inside))
+
+    def generations_of(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """The present generation of each block."""
+        return self._np_generations[ids]
 
     def holds(self, block_id: int, generation: int) -> bool:
         """Whether what was claimed at ``generation`` is still in the block."""
@@ -121,16 +229,20 @@ class BlockTable:
 
     def change(self, block_id: int, generation: int, old: Claim, new: Claim) -> bool:
         """One session's claim ``old`` becomes ``new``; False if it no longer counts."""
-        if generation != self.generations[block_id] or not self._refs[block_id]:
+        refs = self._refs[block_id]
+        if generation != self.generations[block_id] or not refs:
             return False
-        if self._refs[block_id] == 1:
+        block = self._blocks[block_id]
+        if refs == 1:
             self._best[block_id] = new
-        elif old != new:
-            shared = self._shared[block_id]
-            if not shared.discard(old):
-                return False
-            shared.add(new)
-        self._retarget(self._blocks[block_id])
+            self._retarget(block)
+        elif not self._shared[block_id].replace(old, new):
+            return False
+        elif new >= self._best[block_id]:
+            self._best[block_id] = new
+            self._settle(block, new)
+        else:
+            self._retarget(block)
         return True
 
     def release(
@@ -191,26 +303,24 @@ class BlockTable:
 
     @property
     def zone_sizes(self) -> tuple[int, ...]:
-        """Marked blocks by zone."""
-        return tuple(self._zone_blocks)
-
-    def blocks_by_zone(self) -> dict[Zone, int]:
         """Blocks by the zone where they are or, in use, will be; the null block is ordinary."""
-        counts = dict(zip(Zone, self._zone_blocks, strict=True))
-        counts[Zone.ORDINARY] = len(self._blocks) - sum(self._zone_blocks)
-        return counts
+        sizes = list(self._zone_blocks)
+        sizes[Zone.ORDINARY] = len(self._blocks) - self.num_marked
+        return tuple(sizes)
 
     # --- time --------------------------------------------------------------------------
 
     def tick(self, now_tick: int) -> None:
         """Once a step: what has expired becomes ordinary, a bounded number at a time."""
-        if now_tick != self._now_tick or self._expiry_backlog:
+        if now_tick > self._now_tick or self._expiry_backlog:
             self._now_tick = now_tick
             self._expire()
 
     def relieve(self) -> bool:
         """A late or skipped tick must not keep an expired block from being taken."""
         self._now_tick = math.floor(self._clock())
+        if not self.queue.any_expired(self._now_tick):
+            return False
         moved = self._expire()
         while not moved and self._expiry_backlog:  # all went to weaker claims on them
             moved = self._expire()
@@ -239,10 +349,18 @@ class BlockTable:
 
     def reused(self, blocks: "Sequence[KVCacheBlock]") -> None:
         """See :class:`spm.sam.free_queue.Marks`."""
-        broken = 0
-        for block in blocks:
-            broken += self.targets[block.block_id] >= FIRST_PROTECTED
-            self._forget(block)
+        broken, zones = 0, self._zone_blocks
+        for block in blocks:  # _forget, for blocks that are in no list: most of what is taken
+            block_id = block.block_id
+            target = self.targets[block_id]
+            zones[target >> ZONE_SHIFT] -= 1
+            if target >= FIRST_PROTECTED:
+                broken += 1
+                self._charge(self._charged[block_id], -1)
+            self.targets[block_id] = ORDINARY
+            self.marked[block_id] = False
+            self._drop_records(block_id)
+        self.num_marked -= len(blocks)
         self._counters.add(Metric.SAM_OVERRIDDEN_BLOCKS, broken)
 
     def emptied(self, blocks: "Sequence[KVCacheBlock]") -> None:
@@ -261,15 +379,18 @@ class BlockTable:
 
     def _forget(self, block: "KVCacheBlock") -> None:
         """Nothing recorded of the block counts any more."""
-        block_id = block.block_id
-        if self.owners[block_id] is not None:
+        self._drop_records(block.block_id)
+        self._set_target(block, ORDINARY)
+
+    def _drop_records(self, block_id: int) -> None:
+        if self._owned[block_id]:
             self.owners[block_id] = None
+            self._owned[block_id] = False
             self.generations[block_id] = (self.generations[block_id] + 1) % _GENERATIONS
         if self._refs[block_id] > 1:
             del self._shared[block_id]
         self._refs[block_id] = 0
         self._best[block_id] = NO_CLAIM
-        self._set_target(block, ORDINARY)
 
     def _retarget(self, block: "KVCacheBlock") -> None:
         """Put a claimed block where its best claim says."""
@@ -283,47 +404,62 @@ class BlockTable:
             best = Claim(self._best[block_id])
         if best is None:
             self._set_target(block, ORDINARY)
-        elif self._exceeds_cap(block_id, best):
+        else:
+            self._settle(block, best)
+
+    def _settle(self, block: "KVCacheBlock", best: Claim) -> None:
+        """Put a block where a claim that has not expired says, unless a cap forbids it."""
+        block_id, target = block.block_id, claim_target(best)
+        if target < FIRST_PROTECTED:
+            self._set_target(block, target)
+            return
+        tenant, old = claim_tenant(best), self.targets[block_id]
+        if old >= FIRST_PROTECTED and self._charged[block_id] == tenant:
+            if old >> ZONE_SHIFT == target >> ZONE_SHIFT and block.prev_free_block is None:
+                self.targets[block_id] = target  # in use, the same class: most of all renewals
+            else:
+                self._set_target(block, target, tenant)
+        elif self._exceeds_cap(block_id, tenant):
             self._set_target(block, _ASSOCIATED)
         else:
-            self._set_target(block, claim_target(best), claim_tenant(best))
+            self._set_target(block, target, tenant)
 
-    def _exceeds_cap(self, block_id: int, claim: Claim) -> bool:
-        """Whether protecting for ``claim`` would break a cap: what another tenant paid for so
-        far may fall to its tenant."""
-        tenant = claim_tenant(claim)
-        if claim_target(claim) < FIRST_PROTECTED or self.is_charged(block_id, tenant):
+    def _exceeds_cap(self, block_id: int, tenant: int) -> bool:
+        """Whether protecting the block would break a cap: what another tenant paid for so
+        far may fall to this one."""
+        protected = self.targets[block_id] >= FIRST_PROTECTED
+        if protected and self._charged[block_id] == tenant:
             return False
         if self._tenant_blocks.get(tenant, 0) >= self._caps.tenant_blocks:
             return True
-        return self.targets[block_id] < FIRST_PROTECTED and self.num_protected >= self._caps.blocks
+        return not protected and self.num_protected >= self._caps.blocks
 
     def _set_target(self, block: "KVCacheBlock", target: Target, tenant: int = 0) -> None:
         block_id = block.block_id
-        old = Target(self.targets[block_id])
+        old = self.targets[block_id]
+        was_protected, is_protected = old >= FIRST_PROTECTED, target >= FIRST_PROTECTED
+        if was_protected and not (is_protected and self._charged[block_id] == tenant):
+            self._charge(self._charged[block_id], -1)
+            was_protected = False
+        if is_protected and not was_protected:
+            self._charged[block_id] = tenant
+            self._charge(tenant, 1)
         if old == target:
-            if target >= FIRST_PROTECTED and self._charged[block_id] != tenant:
-                self._charge(self._charged[block_id], -1)
-                self._charged[block_id] = tenant
-                self._charge(tenant, 1)
             return
         if old != ORDINARY:
             self.num_marked -= 1
-            self._zone_blocks[target_zone(old)] -= 1
-            if old >= FIRST_PROTECTED:
-                self._charge(self._charged[block_id], -1)
+            self._zone_blocks[old >> ZONE_SHIFT] -= 1
         if target != ORDINARY:
             self.num_marked += 1
-            self._zone_blocks[target_zone(target)] += 1
-            if target >= FIRST_PROTECTED:
-                self._charged[block_id] = tenant
-                self._charge(tenant, 1)
+            self._zone_blocks[target >> ZONE_SHIFT] += 1
         self.targets[block_id] = target
         self.marked[block_id] = target != ORDINARY
         if block.prev_free_block is not None:
             self.queue.move(block, target)
 
     def _charge(self, tenant: int, blocks: int) -> None:
+        if not blocks:
+            return
         total = self._tenant_blocks.get(tenant, 0) + blocks
         if total:
             self._tenant_blocks[tenant] = total

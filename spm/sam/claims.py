@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from spm.agent_hint import BlockRange
 from spm.errors import IntegrityError
 from spm.sam.block_table import BlockTable
+from spm.sam.bulk import ChainClaim
 from spm.sam.frontier import NO_BLOCK, Frontier, GroupBlocks
 from spm.sam.policy import UNHINTED, Retention, is_protected
 from spm.sam.zones import (
@@ -21,7 +24,6 @@ from spm.sam.zones import (
     Claim,
     Target,
     Zone,
-    claim_tenant,
     make_claim,
     tick_of,
 )
@@ -46,7 +48,7 @@ class Association:
     clipped: int = 0
     """Places that a cap kept from being protected."""
     late: int = 0
-    """Blocks that were free already when the hint acted."""
+    """Groups whose blocks were free already when the hint acted."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class SessionClaims:
         parts = []
         for index, blocks in enumerate(groups):
             before = old[-1].groups[index] if old else GroupBlocks()
+            done.late += bool(blocks) and _is_free(blocks)
             strong_stop = self._strong_stop(retention, index, len(blocks))
             parts.append(self._claim_group(blocks, before, strong_stop, strong, weak, budget, done))
         held.frontiers = [f for f in held.frontiers if f not in old]
@@ -126,62 +129,37 @@ class SessionClaims:
         done: Association,
     ) -> GroupBlocks:
         """Claim one group's blocks, taking over the claims of ``before`` where they are the
-        same. Tail first: those that are free already are to be taken in that order."""
-        made = GroupBlocks(len(blocks))
-        clipped = self._clipped(blocks, strong_stop, strong, budget)
-        done.clipped += len(clipped)
-        for index in range(len(blocks) - 1, -1, -1):
-            block = blocks[index]
-            expected = block.block_hash
-            if expected is None:
-                continue
-            block_id = block.block_id
-            claim = strong if index < strong_stop and index not in clipped else weak
-            done.late += block.ref_cnt == 0
-            generation = self._take_over(before, index, block_id, expected, claim)
-            if generation is None:
-                generation = self._table.claim(block, expected, claim)
-            if generation is not None:
-                made.put(index, block_id, generation, claim)
-                done.blocks += 1
-                done.protected += claim > _ASSOCIATED_CLAIM
-        made.trim()
-        return made
+        same: most of them at once, what is left one by one, the tail first, because those
+        that are free are to be taken in that order. ``budget``: blocks that may still become
+        protected, all groups together."""
+        chain = ChainClaim(self._table, blocks, before, strong_stop, strong, weak, budget[0])
+        budget[0] -= chain.newly_protected
+        done.clipped += chain.clipped
+        for index in reversed(chain.settle()):
+            claim = chain.claim_at(index)
+            chain.held[index] = self._claim_place(blocks[index], before, index, claim)
+        done.blocks += int(np.count_nonzero(chain.held))
+        done.protected += int(np.count_nonzero(chain.claims[chain.held] > _ASSOCIATED_CLAIM))
+        return chain.result()
 
-    def _clipped(
-        self,
-        blocks: "Sequence[KVCacheBlock]",
-        strong_stop: int,
-        strong: Claim,
-        budget: list[int],
-    ) -> set[int]:
-        """Places that a cap keeps from being protected: the prefix comes first.
-        ``budget``: blocks that may still become protected, all groups together."""
-        if strong <= _ASSOCIATED_CLAIM:
-            return set()
-        tenant = claim_tenant(strong)
-        new = [
-            index
-            for index, block in enumerate(blocks[:strong_stop])
-            if block.block_hash is not None and not self._table.is_charged(block.block_id, tenant)
-        ]
-        allowed = min(len(new), budget[0])
-        budget[0] -= allowed
-        return set(new[allowed:])
-
-    def _take_over(
-        self, before: GroupBlocks, index: int, block_id: int, expected: bytes, claim: Claim
-    ) -> int | None:
-        """The generation, if the session held this very block there already."""
-        if index >= len(before) or before.ids[index] != block_id:
-            return None
-        generation = before.generations[index]
-        if self._table.owners[block_id] != expected or not self._table.change(
-            block_id, generation, Claim(before.claims[index]), claim
+    def _claim_place(
+        self, block: "KVCacheBlock", before: GroupBlocks, index: int, claim: Claim
+    ) -> bool:
+        """Claim one block, in place of what the session claimed of it before, if it did."""
+        expected, block_id, table = block.block_hash, block.block_id, self._table
+        if expected is None:
+            return False
+        if (
+            index < len(before)
+            and before.ids[index] == block_id
+            and table.owners[block_id] == expected
+            and table.change(
+                block_id, before.generations[index], Claim(before.claims[index]), claim
+            )
         ):
-            return None
-        before.drop(index)
-        return generation
+            before.drop(index)
+            return True
+        return table.claim(block, expected, claim) is not None
 
     def retain(self, ref: SessionRef, retention: Retention) -> Association:
         """A hint without a request: what the session holds already changes its class."""
@@ -370,6 +348,12 @@ class SessionClaims:
             for frontier in held.frontiers
             for group, index in frontier.held()
         )
+
+
+def _is_free(blocks: "Sequence[KVCacheBlock]") -> bool:
+    """Whether vLLM has freed a request's blocks, which it does all at once."""
+    last = blocks[-1]
+    return last.ref_cnt == 0 and not last.is_null
 
 
 def _supersedes(arrived_s: float, ended: bool, frontier: Frontier) -> bool:

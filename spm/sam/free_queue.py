@@ -33,7 +33,8 @@ from spm.sam.zones import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence, Sequence
+    from array import array
+    from collections.abc import Sequence
 
 _ASSOCIATED = target_of(Zone.ASSOCIATED)
 _FIRST_SOON = target_of(Zone.SOON)
@@ -46,7 +47,7 @@ class Marks(Protocol):
     """Blocks whose target is not :data:`ORDINARY`."""
     marked: bytearray
     """By block id: whether its target is not :data:`ORDINARY`."""
-    targets: "MutableSequence[int]"
+    targets: "array[int]"
     """By block id: where a block belongs when it is free."""
     owners: "list[bytes | None]"
     """By block id: the hash that what is known of the block belongs to."""
@@ -92,6 +93,8 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         """Targets of the protected segments that exist, in order."""
         self._low_zones_used = False
         """Whether a finished or demoted block may be free."""
+        self._unexpired_tick = -1
+        """The tick at which no segment was found expired, until another is made."""
 
     @staticmethod
     def _link_after(previous: KVCacheBlock, node: KVCacheBlock) -> None:
@@ -206,6 +209,19 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         self._link_after(end.prev_free_block, block)
         self.num_free_blocks += 1
 
+    def any_expired(self, now_tick: int) -> bool:
+        """Whether a segment's deadline has passed. O(1) when asked again in the same tick."""
+        if now_tick == self._unexpired_tick:
+            return False
+        first_soon = bisect_left(self._protected, _FIRST_SOON)
+        if any(
+            target_tick(target) <= now_tick
+            for target in (*self._protected[:1], *self._protected[first_soon : first_soon + 1])
+        ):
+            return True
+        self._unexpired_tick = now_tick
+        return False
+
     def expired(self, now_tick: int, limit: int) -> list[KVCacheBlock]:
         """Up to ``limit`` free blocks whose deadline has passed; segments found empty go."""
         found: list[KVCacheBlock] = []
@@ -242,6 +258,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
             end = KVCacheBlock(block_id=-1)
             self._link_after(self._ends[before], end)
             self._ends[target] = end
+            self._unexpired_tick = -1
             self._protected.insert(position, target)
         elif target <= DEMOTED:
             self._low_zones_used = True

@@ -4,6 +4,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 NO_BLOCK = 0
 """vLLM's null block; here also a place that holds nothing (any more)."""
 
@@ -23,17 +26,21 @@ class GroupBlocks:
         self.generations = array("I", [0]) * length
         self.claims = array("Q", [0]) * length
 
-    def put(self, index: int, block_id: int, generation: int, claim: int) -> None:
-        """Note what is claimed there."""
-        self.ids[index] = block_id
-        self.generations[index] = generation
-        self.claims[index] = claim
-
-    def trim(self) -> None:
-        """Forget places at the end that hold nothing: the block being filled, say."""
-        while self.ids and self.ids[-1] == NO_BLOCK:
-            for column in (self.ids, self.generations, self.claims):
-                column.pop()
+    @classmethod
+    def of(
+        cls,
+        ids: npt.NDArray[np.uint32],
+        generations: npt.NDArray[np.uint32],
+        claims: npt.NDArray[np.uint64],
+    ) -> "GroupBlocks":
+        """From columns of equal length; places at the end that hold nothing are left out."""
+        held = np.flatnonzero(ids)
+        length = int(held[-1]) + 1 if len(held) else 0
+        made = cls()
+        made.ids = array("I", ids[:length].tobytes())
+        made.generations = array("I", generations[:length].tobytes())
+        made.claims = array("Q", claims[:length].tobytes())
+        return made
 
     def drop(self, index: int) -> None:
         """Nothing is claimed there any more."""
@@ -57,6 +64,5 @@ class Frontier:
         """Every place that holds a block, the tail of each group first: a prefix without
         its tail is useful, a tail without its prefix is not."""
         for group in self.groups:
-            for index in range(len(group) - 1, -1, -1):
-                if group.ids[index] != NO_BLOCK:
-                    yield group, index
+            for index in np.flatnonzero(np.frombuffer(group.ids, np.uint32))[::-1].tolist():
+                yield group, index

@@ -18,7 +18,7 @@ from spm.sam.block_table import BlockTable
 from spm.sam.claims import Association, SessionClaims
 from spm.sam.edits import EditResult, Status
 from spm.sam.policy import ASSOCIATED, Retention, decide
-from spm.sam.zones import FINISHED, ORDINARY, Zone
+from spm.sam.zones import FINISHED, ORDINARY, ZONE_LABELS, Zone
 from tracker.ids import SessionRef
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 logger = logging.getLogger(__name__)
+_GAUGES = (
+    metric_key(Metric.SAM_ACTIVE),
+    metric_key(Metric.SAM_RECORDS),
+    metric_key(Metric.SAM_PROTECTED_BLOCKS),
+    *(metric_key(Metric.SAM_BLOCKS, label) for label in ZONE_LABELS),
+)
 _NOT_THERE_YET = "no store of this engine offers it yet; what is saved is saved by itself"
 
 
@@ -102,7 +108,7 @@ class SessionAwareManager:
         done = self.claims.associate(ref, arrived_s, groups, retention)
         if retention.zone is Zone.FINISHED:
             self.claims.release(ref, FINISHED, own_refs=1)
-        results = [self.edit(ref, one) for one in hint.edits] if hint else []
+        results = [self.edit(ref, one, own_refs=1) for one in hint.edits] if hint else []
         if hint is not None:
             self._counters.add(Metric.HINTS, label=_outcome(done))
         self._counters.add(Metric.SAM_SECONDS, perf_counter() - started_s)
@@ -148,13 +154,14 @@ class SessionAwareManager:
             return retention, Association(blocks=known)
         return retention, self.claims.retain(ref, retention)
 
-    def edit(self, ref: SessionRef, edit: Edit) -> EditResult:
-        """Carry out one edit, or say why not. Counted by type and status."""
-        result = self._edit(ref, edit)
+    def edit(self, ref: SessionRef, edit: Edit, *, own_refs: int = 0) -> EditResult:
+        """Carry out one edit, or say why not. Counted by type and status. ``own_refs``: of the
+        session's own request, if one is just ending."""
+        result = self._edit(ref, edit, own_refs)
         self._counters.add(Metric.EDITS, label=f"{edit.type.value},{result.status.value}")
         return result
 
-    def _edit(self, ref: SessionRef, edit: Edit) -> EditResult:
+    def _edit(self, ref: SessionRef, edit: Edit, own_refs: int) -> EditResult:
         if self.claims is None:
             return EditResult(edit, Status.UNSUPPORTED, detail="hints do not act on this engine")
         if edit.blocks is not None and not self._config.ranges:
@@ -162,12 +169,14 @@ class SessionAwareManager:
         if edit.type is not EditType.EVICT:
             off = "" if self._config.remote_operations else "sam.remote_operations is false"
             return EditResult(edit, Status.UNSUPPORTED, detail=off or _NOT_THERE_YET)
-        return self._evict(ref, edit, self.claims)
+        return self._evict(ref, edit, own_refs, self.claims)
 
-    def _evict(self, ref: SessionRef, edit: Edit, claims: SessionClaims) -> EditResult:
+    def _evict(
+        self, ref: SessionRef, edit: Edit, own_refs: int, claims: SessionClaims
+    ) -> EditResult:
         """The session gives its claims up; what nobody else claims or uses is taken first."""
         length = claims.logical_blocks(ref)
-        known, _ = claims.release(ref, FINISHED, blocks=edit.blocks)
+        known, _ = claims.release(ref, FINISHED, blocks=edit.blocks, own_refs=own_refs)
         if not known:
             detail = f"the session holds no block there; it has {length} logical blocks"
             return EditResult(edit, Status.NOT_FOUND, detail=detail)
@@ -179,24 +188,15 @@ class SessionAwareManager:
     # --- numbers -----------------------------------------------------------------------
 
     def sizes(self) -> tuple[int, ...]:
-        """What gauges are made of: cheap, and different when a gauge is."""
-        if self._table is None or self.claims is None:
-            return ()
-        return self.claims.num_records, *self._table.zone_sizes
+        """The gauges' values, in their order; cheap."""
+        table, claims = self._table, self.claims
+        if table is None or claims is None:
+            return (0,)
+        return 1, claims.num_records, table.num_protected, *table.zone_sizes
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        table, claims = self._table, self.claims
-        if table is None or claims is None:
-            return {metric_key(Metric.SAM_ACTIVE): 0}
-        gauges: dict[str, float] = {
-            metric_key(Metric.SAM_ACTIVE): 1,
-            metric_key(Metric.SAM_RECORDS): claims.num_records,
-            metric_key(Metric.SAM_PROTECTED_BLOCKS): table.num_protected,
-        }
-        for zone, blocks in table.blocks_by_zone().items():
-            gauges[metric_key(Metric.SAM_BLOCKS, zone.name.lower())] = blocks
-        return gauges
+        return dict(zip(_GAUGES, self.sizes(), strict=False))
 
     def check_integrity(self) -> None:
         """Raise :class:`spm.errors.IntegrityError` if claims, table or queue disagree."""

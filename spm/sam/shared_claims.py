@@ -43,6 +43,20 @@ class SharedClaims:
             self._compact()
         return count > 0
 
+    def replace(self, old: Claim, new: Claim) -> bool:
+        """One session's claim becomes another; False, and nothing changes, when none made
+        ``old``."""
+        counts = self._counts
+        count = counts.get(old, 0)
+        if old == new or not count:
+            return count > 0
+        if count > 1:
+            counts[old] = count - 1
+        else:
+            del counts[old]
+        self.add(new)
+        return True
+
     def _compact(self) -> None:
         """Entries of claims that came and went are dropped when they are the greatest, or
         here."""

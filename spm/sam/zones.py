@@ -20,6 +20,10 @@ _TENANT_BITS = 16
 _TICK_BITS = 32
 MAX_TENANTS = 1 << _TENANT_BITS
 _MAX_TICK = (1 << _TICK_BITS) - 1
+TENANT_SHIFT = _TENANT_BITS
+"""A claim shifted right by it is its target."""
+ZONE_SHIFT = _TICK_BITS
+"""A target shifted right by it is its zone's number."""
 
 
 class Zone(IntEnum):

@@ -1,0 +1,195 @@
+"""vLLM's schedulers for the benchmark: their configuration, and a connector that does nothing."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benchmarks.sam_conversations import (
+    BLOCK_TOKENS,
+    VOCABULARY,
+)
+
+if TYPE_CHECKING:
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+
+SETTINGS: dict[str, Any] = {"host_bytes": 0}
+"""Hints only: nothing is moved."""
+_MAX_MODEL_LEN = 8192
+_STEP_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much runs at a time."""
+
+    pool_blocks: int = 20_000
+    sessions: int = 150
+    """Conversations open at any time; those that end are replaced."""
+    max_num_seqs: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one side is made of."""
+
+    connector: str | None = None
+    module: str = "connectors.session_aware"
+    named: bool = False
+    hinted: bool = False
+
+
+STOCK = Kind()
+NOOP = Kind("NoopConnector", "benchmarks.sam_parts")
+NO_HINTS = Kind("SessionAwareConnector")
+NAMED = Kind("SessionAwareConnector", named=True)
+HINTED = Kind("SessionAwareConnector", hinted=True)
+
+
+class NoopConnector(KVConnectorBase_V1, SupportsHMA):
+    """The cheapest connector there can be: what vLLM itself pays for having one."""
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return 0, False
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        """Nothing."""
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:  # noqa: ANN401
+        """Nothing."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: "AttentionMetadata",
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Nothing."""
+
+    def wait_for_save(self) -> None:
+        """Nothing."""
+
+
+def make_scheduler(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) -> Scheduler:
+    """As vLLM's engine core makes it for ``vllm serve``, which logs stats."""
+    config = vllm_config(kind, directory, load, asynchronous=asynchronous)
+    return (AsyncScheduler if asynchronous else Scheduler)(
+        config,
+        kv_cache_config(load),
+        StructuredOutputManager(config),
+        BLOCK_TOKENS,
+        BLOCK_TOKENS,
+        log_stats=True,
+    )
+
+
+def kv_cache_config(load: Load) -> KVCacheConfig:
+    """One group of full attention."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    groups = [KVCacheGroupSpec(["layer0"], spec)]
+    config = KVCacheConfig(load.pool_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    config.hash_block_size = BLOCK_TOKENS
+    return config
+
+
+def vllm_config(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) -> VllmConfig:
+    """A server's, but for the model."""
+    transfer = None
+    if kind.connector is not None:
+        transfer = KVTransferConfig(
+            kv_connector=kind.connector,
+            kv_connector_module_path=kind.module,
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=SETTINGS,
+        )
+    cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
+    cache.num_gpu_blocks = load.pool_blocks
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(directory),
+            tokenizer=str(directory),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=_MAX_MODEL_LEN,
+            seed=0,
+        ),
+        cache_config=cache,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=load.max_num_seqs,
+            max_num_batched_tokens=_STEP_TOKENS,
+            max_model_len=_MAX_MODEL_LEN,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=asynchronous,
+        ),
+        parallel_config=ParallelConfig(),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=transfer,
+    )
+
+
+def write_model(directory: Path) -> Path:
+    """A model directory with nothing in it but its configuration."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": _MAX_MODEL_LEN,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory

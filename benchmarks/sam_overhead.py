@@ -19,7 +19,16 @@ from vllm.envs import enable_envs_cache
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, from anywhere
 
 from benchmarks.report import Options, Report
-from benchmarks.sam_parts import HINTED, NAMED, NO_HINTS, NOOP, STOCK, Load, write_model
+from benchmarks.sam_parts import (
+    ENOUGH,
+    HINTED,
+    NAMED,
+    NO_HINTS,
+    NOOP,
+    PRESSED,
+    STOCK,
+    write_model,
+)
 from benchmarks.sam_queue import QueueKind, QueueReplay
 from benchmarks.sam_schedulers import Side
 from benchmarks.sam_sessions import World, bytes_per_pool_block, bytes_per_session_block
@@ -92,10 +101,22 @@ def check_same_work(sides: Mapping[str, Side]) -> None:
         assert differing <= 0.02 * stock.finished, f"{name}: other requests finished"
 
 
+def _pressed(report: Report, directory: Path) -> None:
+    """For information: hits, clipping and evictions differ, so the sides' work does too."""
+    seed = report.options.seed
+    sides = {name: Side(_SIDES[name], directory, PRESSED, seed) for name in ("stock", "hinted")}
+    times = measure_steps(sides, report.repeats, seed)
+    report.add_ratio("step_hinted_over_stock_pressed", times["hinted"], times["stock"])
+    for name, side in sides.items():
+        tokens = side.scheduled_tokens / len(side.trace)
+        report.counts[f"tokens_per_step_{name}_pressed"] = tokens
+    print("  pressed pool done")
+
+
 def _steps(report: Report, directory: Path, suffix: str, *, asynchronous: bool) -> None:
     seed = report.options.seed
     sides = {
-        name: Side(kind, directory, Load(), seed, asynchronous=asynchronous)
+        name: Side(kind, directory, ENOUGH, seed, asynchronous=asynchronous)
         for name, kind in _SIDES.items()
     }
     times = measure_steps(sides, report.repeats, seed)
@@ -159,6 +180,7 @@ def main() -> int:
         directory = write_model(Path(name))
         _steps(report, directory, "", asynchronous=False)
         _steps(report, directory, "_async", asynchronous=True)
+        _pressed(report, directory)
         _queues(report)
         _sessions(report, directory)
         report.counts["bytes_per_pool_block"] = bytes_per_pool_block()

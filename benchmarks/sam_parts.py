@@ -27,10 +27,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.sam_conversations import (
-    BLOCK_TOKENS,
-    VOCABULARY,
-)
+from benchmarks.sam_conversations import AGENTS, BLOCK_TOKENS, SHORT, VOCABULARY, Shape
 
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[str, Any] = {"host_bytes": 0}
 """Hints only: nothing is moved."""
-_MAX_MODEL_LEN = 8192
+_MAX_MODEL_LEN = 20_480
 _STEP_TOKENS = 8192
 
 
@@ -47,10 +44,19 @@ _STEP_TOKENS = 8192
 class Load:
     """How much runs at a time."""
 
-    pool_blocks: int = 20_000
-    sessions: int = 150
+    shape: Shape = AGENTS
+    pool_blocks: int = 130_000
+    sessions: int = 110
     """Conversations open at any time; those that end are replaced."""
     max_num_seqs: int = 64
+
+
+ENOUGH = Load()
+"""The pool holds what open conversations need, so that hints change no hit: both sides do
+the same work, and what is measured is the cost of the hints alone."""
+PRESSED = Load(SHORT, 20_000, 150)
+"""Many short turns on a pool that holds a third of what they need: hints change what is hit,
+caps clip, and every step takes claimed blocks."""
 
 
 @dataclass(frozen=True, slots=True)

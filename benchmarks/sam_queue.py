@@ -19,7 +19,8 @@ from benchmarks.sam_conversations import BLOCK_TOKENS
 from spm.config import SamConfig
 from spm.metrics import Counters
 from spm.sam.attach import attach
-from spm.sam.zones import Zone, make_claim
+from spm.sam.holders import Reservation
+from spm.sam.zones import ORDINARY, Zone, target_of
 
 _POOL_BLOCKS = 20_000
 _CHAIN_BLOCKS = 150
@@ -53,11 +54,12 @@ def make_pool(kind: QueueKind) -> BlockPool:
     assert table is not None
     for number, chain in enumerate(_chains()):
         if number % 3 < kind.marked_of_3:
-            claim = make_claim(Zone.LATER, 300 + number % _DEADLINES)
+            one = Reservation(ORDINARY, 0)
+            table.retarget(one, target_of(Zone.LATER, 300 + number % _DEADLINES))
             for block_id in reversed(chain):
                 block = pool.blocks[block_id]
                 assert block.block_hash is not None
-                table.claim(block, block.block_hash, claim)
+                table.claim(block, block.block_hash, one)
     return pool
 
 

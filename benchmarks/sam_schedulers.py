@@ -36,6 +36,7 @@ class Side:
         self.finished = 0
         self._kind = kind
         self._seed = seed
+        self._shape = load.shape
         self._opened = 0
         self._by_request: dict[str, Conversation] = {}
         self._due: dict[int, list[Conversation]] = defaultdict(list)
@@ -64,7 +65,7 @@ class Side:
 
     def _open(self) -> Conversation:
         self._opened += 1
-        return Conversation(self._opened, self._seed)
+        return Conversation(self._opened, self._seed, self._shape)
 
     def run(self, steps: int) -> float:
         """CPU seconds of the scheduler thread for so many steps."""

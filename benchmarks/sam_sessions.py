@@ -22,7 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from benchmarks.sam_conversations import BLOCK_TOKENS
-from benchmarks.sam_parts import NO_HINTS, SETTINGS, Load, kv_cache_config, vllm_config
+from benchmarks.sam_parts import NO_HINTS, PRESSED, SETTINGS, kv_cache_config, vllm_config
 from connectors.assembly import build_scheduler_half
 from spm.config import SamConfig, SpmConfig
 from spm.events import BlocksAssociated
@@ -39,7 +39,7 @@ _SHARED_BLOCKS = 8
 _TURN_S = 0.01
 """Between turns: all sessions are heard of again before they count as idle."""
 _END_EVERY = 10
-_LOAD = Load()
+_LOAD = PRESSED
 _NO_NEWS = SchedulerOutput.make_empty()
 _GROUP = GroupId(0)
 

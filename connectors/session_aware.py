@@ -58,7 +58,6 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         config = SpmConfig.from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
         self._counters = Counters()
         self._results: list[LoadResult] = []
-        self._last_sizes: tuple[int, ...] = ()
         if role is KVConnectorRole.SCHEDULER:
             self.scheduler_half = build_scheduler_half(
                 config, vllm_config, kv_cache_config, self._counters
@@ -202,10 +201,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         """Asked once a step: counters that moved, and gauges if one has changed."""
         gauges: dict[str, float] = {}
         if self.role is KVConnectorRole.SCHEDULER:
-            sizes = self.scheduler_half.sizes()
-            if sizes != self._last_sizes:
-                self._last_sizes = sizes
-                gauges = self.scheduler_half.gauges()
+            gauges = self.scheduler_half.changed_gauges()
         counters = self._counters.drain()
         return SpmStats.of(counters, gauges) if counters or gauges else None
 

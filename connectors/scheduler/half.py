@@ -42,6 +42,7 @@ class SchedulerHalf:
         self.manager = self.sessions.manager
         self.pooling: PoolingHalf | None = None
         """None: there is no tier behind the GPU pool."""
+        self._last_sizes: tuple[int, ...] = ()
         if config.pools:
             self.pooling = PoolingHalf(
                 config,
@@ -125,16 +126,26 @@ class SchedulerHalf:
 
     def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a management request. Never raises."""
+        self.sessions.changed = True
         return self.sessions.management.handle(request)
 
     def reset(self) -> bool:
         """Nothing stored so far may be read again (new weights)."""
         return self.pooling is None or self.pooling.reset()
 
-    def sizes(self) -> tuple[int, ...]:
-        """What gauges are made of: cheap, and different when a gauge is."""
+    def changed_gauges(self) -> dict[str, float]:
+        """The gauges if one of them has changed since the last call, else nothing. Every step
+        asks, so the usual answer has to be cheap."""
+        sessions = self.sessions
+        if self.pooling is None and not sessions.changed:
+            return {}
+        sessions.changed = False
         pooling = self.pooling.sizes() if self.pooling is not None else ()
-        return *self.sessions.sizes(), *pooling
+        sizes = (*sessions.sizes(), *pooling)
+        if sizes == self._last_sizes:
+            return {}
+        self._last_sizes = sizes
+        return self.gauges()
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""

@@ -63,6 +63,8 @@ class SessionHooks:
         self.management = SessionManagement(self.sam, self.manager, self._tenants, counters)
         self._kv_cache_manager: KVCacheManager | None = None
         self._requests: dict[str, _SessionRequest] = {}
+        self.changed = True
+        """Whether a gauge may have changed since somebody reset this."""
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """Before the first step: the pool whose order of free blocks hints decide."""
@@ -82,6 +84,7 @@ class SessionHooks:
         if hint.outcome is not HintOutcome.NONE:
             self.sam.arrived(hint)
         if hint.ref is not None:
+            self.changed = True
             self.manager.handle(SessionOpened(hint.ref, hint.parent))
             self.manager.handle(RequestStarted(hint.ref))
             self._requests[request.request_id] = _SessionRequest(
@@ -95,6 +98,7 @@ class SessionHooks:
         known = self._requests.pop(request.request_id, None)
         if known is None:
             return None
+        self.changed = True
         groups: Sequence[Sequence[KVCacheBlock]] = ()
         if self._kv_cache_manager is not None and not loading:
             groups = self._resumable(
@@ -139,6 +143,7 @@ class SessionHooks:
         tick = int(self._clock())
         if tick != self._tick or self.manager.has_backlog:  # deadlines are whole seconds
             self._tick = tick
+            self.changed = True
             self.manager.tick()
         for request_id in preempted:
             known = self._requests.get(request_id)

@@ -1,54 +1,39 @@
-"""What sessions claim of each block of vLLM's pool: constant memory a block, one guarded door.
+"""Who holds each block of vLLM's pool, and where it therefore belongs: one guarded door.
 
-A fact about a block belongs to the hash the block held when it was recorded (its *owner*
-hash). When the block is handed out again its *generation* moves on, and whatever was
-recorded before no longer counts. ``ref_cnt`` and hashes are read, never changed. Belongs to
-the scheduler thread.
+What is recorded of a block belongs to the hash the block held at that time (its *owner*
+hash). A block outside the ordinary zone is never handed out unnoticed; one in it is, and
+what was recorded is dropped when it is found to be about another content. ``ref_cnt`` and
+hashes are read, never changed. Belongs to the scheduler thread.
 """
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from spm.errors import IntegrityError
 from spm.metrics import Counters, Metric
 from spm.sam.free_queue import ZonedFreeBlockQueue
-from spm.sam.shared_claims import SharedClaims
+from spm.sam.holders import PLACED, Holder, Placement, Reservation, Sharing
 from spm.sam.zones import (
+    ASSOCIATED,
     DEMOTED,
     DEMOTED_WHEN_FREED,
     FINISHED,
     FINISHED_WHEN_FREED,
     FIRST_PROTECTED,
-    NO_CLAIM,
     ORDINARY,
-    TENANT_SHIFT,
     ZONE_SHIFT,
-    Claim,
     Target,
     Zone,
-    claim_target,
-    claim_tenant,
-    has_expired,
-    target_of,
     target_tick,
-    target_zone,
 )
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _RELIEF_BLOCKS = 4096
-"""Expired blocks looked at in one go, so that a mass expiry cannot stall the scheduler."""
-_GENERATIONS = 1 << 32
-_TENANT_BITS = np.uint64(TENANT_SHIFT)
-_ASSOCIATED = target_of(Zone.ASSOCIATED)
-_FIRST_SOON = target_of(Zone.SOON)
+"""Expired blocks moved in one go, so that a mass expiry cannot stall the scheduler."""
 _WHEN_FREED = {FINISHED: FINISHED_WHEN_FREED, DEMOTED: DEMOTED_WHEN_FREED}
 _NOW_FREE = {FINISHED_WHEN_FREED: FINISHED, DEMOTED_WHEN_FREED: DEMOTED}
 
@@ -61,18 +46,8 @@ class Caps:
     tenant_blocks: int
 
 
-class BlockStates(NamedTuple):
-    """What is known of some blocks, a column each; copies."""
-
-    targets: npt.NDArray[np.uint64]
-    generations: npt.NDArray[np.uint32]
-    refs: npt.NDArray[np.uint32]
-    charged: npt.NDArray[np.uint16]
-    owned: npt.NDArray[np.bool_]
-
-
 class BlockTable:
-    """Claims by block, and the queue that is kept in their order."""
+    """Holders by block, and the queue that is kept in their order."""
 
     def __init__(
         self,
@@ -83,218 +58,224 @@ class BlockTable:
         clock: Callable[[], float],
     ) -> None:
         """``free_blocks``: vLLM's free queue, in order; ``clock``: monotonic seconds."""
-        num_blocks = len(blocks)
         self._blocks = blocks
         self._caps = caps
         self._counters = counters
         self._clock = clock
-        self._now_tick = math.floor(clock())
+        self.now_tick = math.floor(clock())
         self._expiry_backlog = False
         self.num_marked = 0
-        self.marked = bytearray(num_blocks)
-        self._owned = bytearray(num_blocks)
-        """Whether there is an owner hash."""
-        self.targets = array("Q", [ORDINARY]) * num_blocks
-        self.owners: list[bytes | None] = [None] * num_blocks
-        self.generations = array("I", [0]) * num_blocks
-        self._best = array("Q", [NO_CLAIM]) * num_blocks
-        self._refs = array("I", [0]) * num_blocks
-        self._charged = array("H", [0]) * num_blocks
-        # The same memory, for many blocks at a time.
-        self._np_targets = np.frombuffer(self.targets, np.uint64)
-        self._np_generations = np.frombuffer(self.generations, np.uint32)
-        self._np_best = np.frombuffer(self._best, np.uint64)
-        self._np_refs = np.frombuffer(self._refs, np.uint32)
-        self._np_charged = np.frombuffer(self._charged, np.uint16)
-        self._np_marked = np.frombuffer(self.marked, np.uint8)
-        self._np_owned = np.frombuffer(self._owned, np.uint8)
-        self._shared: dict[int, SharedClaims] = {}
+        self.holders: list[Holder | None] = [None] * len(blocks)
+        self.owners: list[bytes | None] = [None] * len(blocks)
         self._zone_blocks = [0] * len(Zone)
         self._tenant_blocks: dict[int, int] = {}
+        self._ending: dict[int, dict[Reservation, None]] = {}
+        """Protecting reservations by the tick at which they end."""
         self.queue = ZonedFreeBlockQueue(free_blocks, self)
 
     # --- the door ----------------------------------------------------------------------
 
-    def claim(self, block: "KVCacheBlock", expected: bytes, claim: Claim) -> int | None:
-        """Record that one more session makes ``claim``; returns the generation to name it by.
-
-        None, and nothing changes, for a null block or one that does not hold ``expected``.
-        """
+    def claim(self, block: "KVCacheBlock", expected: bytes, by: Reservation) -> bool:
+        """Let ``by`` hold the block, with whoever holds it already. False, and nothing
+        changes, for a null block or one that does not hold ``expected``."""
         if block.is_null or block.block_hash != expected:
-            return None
+            return False
         block_id = block.block_id
         if self.owners[block_id] != expected:
             self._forget(block)
             self.owners[block_id] = expected
-            self._owned[block_id] = True
-        refs = self._refs[block_id]
-        self._refs[block_id] = refs + 1
-        if refs:
-            if refs == 1:
-                self._shared[block_id] = SharedClaims(Claim(self._best[block_id]))
-            self._shared[block_id].add(claim)
-            self._retarget(block)
-        else:
-            self._best[block_id] = claim
-            self._settle(block, claim)
-        return self.generations[block_id]
-
-    def look(self, ids: npt.NDArray[np.uint32]) -> "BlockStates":
-        """What is known of many blocks."""
-        return BlockStates(
-            self._np_targets[ids],
-            self._np_generations[ids],
-            self._np_refs[ids],
-            self._np_charged[ids],
-            self._np_owned[ids].astype(np.bool_),
-        )
-
-    def renew(
-        self,
-        ids: npt.NDArray[np.uint32],
-        claims: npt.NDArray[np.uint64],
-        old_targets: npt.NDArray[np.uint64],
-    ) -> None:
-        """Of blocks in use that one session alone claims, and whose tenant pays for their
-        protection: other claims that protect."""
-        targets = claims >> _TENANT_BITS
-        self._np_best[ids] = claims
-        self._np_targets[ids] = targets
-        soon = int(np.count_nonzero(targets >= _FIRST_SOON))
-        moved = soon - int(np.count_nonzero(old_targets >= _FIRST_SOON))
-        self._zone_blocks[Zone.SOON] += moved
-        self._zone_blocks[Zone.LATER] -= moved
-
-    def renew_shared(self, block: "KVCacheBlock", old: Claim, new: Claim, tenant: int) -> bool:
-        """The same for a block in use that several sessions claim; False if ``old`` was not
-        among their claims."""
-        block_id = block.block_id
-        if not self._shared[block_id].replace(old, new):
-            return False
-        if new < self._best[block_id]:
-            self._retarget(block)
+        holder = self.holders[block_id]
+        if holder is by:
             return True
-        self._best[block_id] = new
-        target, before = claim_target(new), self.targets[block_id]
-        if before >> ZONE_SHIFT != target >> ZONE_SHIFT:
-            self._zone_blocks[before >> ZONE_SHIFT] -= 1
-            self._zone_blocks[target >> ZONE_SHIFT] += 1
-        self.targets[block_id] = target
-        return True
-
-    def adopt(
-        self,
-        ids: npt.NDArray[np.uint32],
-        claims: npt.NDArray[np.uint64],
-        tenant: int,
-        names: Sequence[bytes | None],
-    ) -> None:
-        """The first claims on blocks in use that nothing is known of; ``names``: their hashes.
-        The caller stays within :meth:`budget`."""
-        targets = claims >> _TENANT_BITS
-        protected = targets >= FIRST_PROTECTED
-        num_marked = int(np.count_nonzero(targets != ORDINARY))
-        self._np_owned[ids] = 1
-        self._np_refs[ids] = 1
-        self._np_best[ids] = claims
-        self._np_targets[ids] = targets
-        if num_marked:
-            self._np_marked[ids] = targets != ORDINARY
-            self._np_charged[ids[protected]] = tenant
-            self.num_marked += num_marked
-            self._count_zones(targets)
-            self._charge(tenant, int(np.count_nonzero(protected)))
-        for block_id, name in zip(ids.tolist(), names, strict=True):
-            self.owners[block_id] = name
-
-    def _count_zones(self, targets: npt.NDArray[np.uint64]) -> None:
-        """More marked blocks, many at a time."""
-        for zone in (Zone.ASSOCIATED, Zone.LATER, Zone.SOON):
-            low, high = target_of(zone), target_of(zone) + (1 << ZONE_SHIFT)
-            inside = (targets >= low) & (targets < high)
-            self._zone_blocks[zone] += int(np.count_nonzero(inside))
-
-    def generations_of(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """The present generation of each block."""
-        return self._np_generations[ids]
-
-    def holds(self, block_id: int, generation: int) -> bool:
-        """Whether what was claimed at ``generation`` is still in the block."""
-        owner = self.owners[block_id]
-        return (
-            generation == self.generations[block_id]
-            and owner is not None
-            and self._blocks[block_id].block_hash == owner
-        )
-
-    def change(self, block_id: int, generation: int, old: Claim, new: Claim) -> bool:
-        """One session's claim ``old`` becomes ``new``; False if it no longer counts."""
-        refs = self._refs[block_id]
-        if generation != self.generations[block_id] or not refs:
-            return False
-        block = self._blocks[block_id]
-        if refs == 1:
-            self._best[block_id] = new
-            self._retarget(block)
-        elif not self._shared[block_id].replace(old, new):
-            return False
-        elif new >= self._best[block_id]:
-            self._best[block_id] = new
-            self._settle(block, new)
+        if isinstance(holder, Reservation):
+            self._uncount(holder)
+            holder.blocks -= 1
+            sharing = Sharing((holder,))
+            holder.shared[block_id] = sharing
+            self.holders[block_id] = sharing
+            sharing.add(by)
+            by.shared[block_id] = sharing
+            self._settle(block, sharing, holder.target, counted=False)
+        elif isinstance(holder, Sharing):
+            holder.add(by)
+            by.shared[block_id] = holder
+            self._settle(block, holder, holder.target)
         else:
-            self._retarget(block)
+            self._take(block, holder, by)
         return True
 
-    def release(
-        self, block_id: int, generation: int, claim: Claim, leave: Target, own_refs: int = 0
-    ) -> bool:
-        """One session takes its claim back; False if it no longer counted.
+    def _take(self, block: "KVCacheBlock", before: Holder | None, by: Holder | None) -> None:
+        """Another holder in place of one, or none, that held the block alone."""
+        old = ORDINARY if before is None else before.target
+        if before is not None:
+            self._uncount(before)
+            if isinstance(before, Reservation):
+                before.blocks -= 1
+        self.holders[block.block_id] = by
+        if by is not None:
+            self._count(by)
+            if isinstance(by, Reservation):
+                by.blocks += 1
+        self._moved(block, old, ORDINARY if by is None else by.target)
 
-        When it was the last and no other request uses the block (``own_refs`` references
-        are the session's own), the block goes where ``leave`` says.
+    def transfer(self, block_id: int, before: Reservation, by: Reservation) -> None:
+        """One session's claim on a block it holds goes to its other reservation."""
+        holder, block = self.holders[block_id], self._blocks[block_id]
+        if holder is before:
+            self._take(block, before, by)
+        elif isinstance(holder, Sharing) and holder.discard(before):
+            before.shared.pop(block_id, None)
+            holder.add(by)
+            by.shared[block_id] = holder
+            self._settle(block, holder, holder.target)
+
+    def release(self, block_id: int, by: Reservation, leave: Target, own_refs: int = 0) -> bool:
+        """``by`` no longer holds the block; False if it did not.
+
+        When nobody holds it then and no other request uses it (``own_refs`` references are
+        the session's own), the block goes where ``leave`` says.
         """
-        refs = self._refs[block_id]
-        if generation != self.generations[block_id] or not refs:
+        holder, block = self.holders[block_id], self._blocks[block_id]
+        if holder is by:
+            self._take(block, holder, self._resting_place(block, leave, own_refs))
+            return True
+        by.shared.pop(block_id, None)
+        if not isinstance(holder, Sharing) or not holder.discard(by):
             return False
-        if refs > 1:
-            shared = self._shared[block_id]
-            if not shared.discard(claim):
-                return False
-            if refs == 2:
-                self._best[block_id] = shared.only()
-                del self._shared[block_id]
-        self._refs[block_id] = refs - 1
-        block = self._blocks[block_id]
-        if refs > 1:
-            self._retarget(block)
-        else:
-            self._best[block_id] = NO_CLAIM
-            self._set_target(block, self._resting_place(block, leave, own_refs))
+        if not holder.members:
+            self._take(block, holder, self._resting_place(block, leave, own_refs))
+            return True
+        self._settle(block, holder, holder.target)
+        if len(holder.members) == 1:
+            (only,) = holder.members.values()
+            if only.target == holder.target:  # else a cap keeps it below
+                del only.shared[block_id]
+                self._take(block, holder, only)
         return True
 
-    def _resting_place(self, block: "KVCacheBlock", leave: Target, own_refs: int) -> Target:
-        """Of a block nobody claims any more."""
+    def _resting_place(
+        self, block: "KVCacheBlock", leave: Target, own_refs: int
+    ) -> Placement | None:
+        """Of a block nobody holds any more."""
         if leave == ORDINARY or block.ref_cnt > own_refs:
-            return ORDINARY
+            return None
         hash_now = block.block_hash
         if hash_now is None or hash_now != self.owners[block.block_id]:
-            return ORDINARY  # an ordinary block is reused without notice: it is another's now
-        return leave if block.ref_cnt == 0 else _WHEN_FREED[leave]
+            return None  # an ordinary block is reused without notice: it is another's now
+        return PLACED[leave if block.ref_cnt == 0 else _WHEN_FREED[leave]]
 
-    # --- bounds and numbers ------------------------------------------------------------
+    def retarget(self, one: Reservation, target: Target) -> None:
+        """A reservation says something else of all its blocks. Those it holds alone and that
+        are free are not moved: see :meth:`put_right`. O(blocks it shares)."""
+        old = one.target
+        if old != target:
+            self._count(one, -one.blocks)
+            self._forget_end(one)
+            one.target = target
+            self._count(one, one.blocks)
+            if target >= FIRST_PROTECTED:
+                self._ending.setdefault(target_tick(target), {})[one] = None
+            self._speak_again(one)
+
+    def _speak_again(self, one: Reservation) -> None:
+        """A reservation says something new of the blocks it shares."""
+        holders, target, stale = self.holders, one.target, list[int]()
+        for block_id, sharing in one.shared.items():
+            if holders[block_id] is not sharing:
+                stale.append(block_id)
+                continue
+            sharing.add(one)
+            block = self._blocks[block_id]
+            if (
+                FIRST_PROTECTED <= sharing.target <= target
+                and sharing.tenant == one.tenant
+                and sharing.target >> ZONE_SHIFT == target >> ZONE_SHIFT
+                and block.prev_free_block is None
+            ):
+                sharing.target = target  # in use, the same class: most of all renewals
+            else:
+                self._settle(block, sharing, sharing.target)
+        for block_id in stale:
+            del one.shared[block_id]
+        one.lost += len(stale)
+
+    def take_new(
+        self, blocks: "Iterable[KVCacheBlock]", strong: Reservation, weak: Reservation, budget: int
+    ) -> "list[KVCacheBlock]":
+        """Let ``strong`` hold those of some hashed blocks in use that nothing is known of, as
+        many as ``budget`` allows, and ``weak`` the others; returns the blocks left over."""
+        holders, owners, left = self.holders, self.owners, list["KVCacheBlock"]()
+        taken = 0
+        one = strong if budget > 0 else weak
+        for block in blocks:
+            block_id = block.block_id
+            if holders[block_id] is not None or block.prev_free_block is not None:
+                left.append(block)
+                continue
+            if taken == budget:
+                one = weak
+            holders[block_id] = one
+            owners[block_id] = block._block_hash
+            taken += 1
+        protected = min(taken, max(0, budget))
+        for one, count in ((strong, protected), (weak, taken - protected)):
+            one.blocks += count
+            self._count(one, count)
+        return left
+
+    def put_right(self, block_id: int) -> None:
+        """Move a free block to the end of where it belongs."""
+        holder, block = self.holders[block_id], self._blocks[block_id]
+        if block.prev_free_block is not None:
+            self.queue.move(block, ORDINARY if holder is None else holder.target)
+
+    def _forget_end(self, one: Reservation) -> None:
+        ending = self._ending.get(target_tick(one.target), {})
+        ending.pop(one, None)
+        if not ending:
+            self._ending.pop(target_tick(one.target), None)
+
+    def drop(self, one: Reservation) -> None:
+        """Nobody will ask for this reservation again; it holds nothing."""
+        self._forget_end(one)
+
+    # --- questions ---------------------------------------------------------------------
+
+    def has_claim(self, block_id: int, by: Reservation) -> bool:
+        """Whether ``by`` is a holder of the block."""
+        holder = self.holders[block_id]
+        return holder is by or (isinstance(holder, Sharing) and by.number in holder.members)
+
+    def is_intact(self, block_id: int) -> bool:
+        """Whether the content that the block is held for is still in it."""
+        owner = self.owners[block_id]
+        return owner is not None and self._blocks[block_id].block_hash == owner
+
+    def has_lost(self, one: Reservation) -> bool:
+        """Whether a block of it was handed out, or may have been, since it last looked."""
+        holders = self.holders
+        return (
+            one.lost > 0
+            or one.target <= ORDINARY
+            or any(holders[block_id] is not s for block_id, s in one.shared.items())
+        )
+
+    def accept_losses(self, one: Reservation) -> None:
+        """Its session has looked at what is left."""
+        one.lost = 0
+        holders = self.holders
+        for block_id in [b for b, sharing in one.shared.items() if holders[b] is not sharing]:
+            del one.shared[block_id]
+
+    def is_charged(self, block_id: int, tenant: int) -> bool:
+        """Whether the block counts against the caps already, and on this tenant's account."""
+        holder = self.holders[block_id]
+        return holder is not None and holder.target >= FIRST_PROTECTED and holder.tenant == tenant
 
     def budget(self, tenant: int) -> int:
         """Blocks that may still become protected for a tenant."""
         left = self._caps.blocks - self.num_protected
         return max(0, min(left, self._caps.tenant_blocks - self._tenant_blocks.get(tenant, 0)))
-
-    def is_charged(self, block_id: int, tenant: int) -> bool:
-        """Whether it counts against the caps already, and on this tenant's account."""
-        return self.targets[block_id] >= FIRST_PROTECTED and self._charged[block_id] == tenant
-
-    def is_unclaimed(self, block_id: int) -> bool:
-        """Whether no session claims it."""
-        return not self._refs[block_id]
 
     @property
     def num_protected(self) -> int:
@@ -311,214 +292,206 @@ class BlockTable:
     # --- time --------------------------------------------------------------------------
 
     def tick(self, now_tick: int) -> None:
-        """Once a step: what has expired becomes ordinary, a bounded number at a time."""
-        if now_tick > self._now_tick or self._expiry_backlog:
-            self._now_tick = now_tick
-            self._expire()
+        """Once a step: what has expired becomes ordinary, a bounded number of blocks at a
+        time."""
+        if now_tick > self.now_tick or self._expiry_backlog:
+            self._end_reservations(now_tick)
+            self._move_expired()
 
     def relieve(self) -> bool:
         """A late or skipped tick must not keep an expired block from being taken."""
-        self._now_tick = math.floor(self._clock())
-        if not self.queue.any_expired(self._now_tick):
-            return False
-        moved = self._expire()
-        while not moved and self._expiry_backlog:  # all went to weaker claims on them
-            moved = self._expire()
-        return moved > 0
+        self._end_reservations(math.floor(self._clock()))
+        while self.queue.any_expired(self.now_tick):
+            if self._move_expired():
+                return True
+        return False
 
-    def _expire(self) -> int:
-        blocks = self.queue.expired(self._now_tick, _RELIEF_BLOCKS)
+    def _end_reservations(self, now_tick: int) -> None:
+        """Protection whose time has come ends for all its blocks at once."""
+        if now_tick <= self.now_tick:
+            return
+        self.now_tick = now_tick
+        for tick in [tick for tick in self._ending if tick <= now_tick]:
+            for one in list(self._ending[tick]):
+                self._counters.add(Metric.SAM_EXPIRED_BLOCKS, one.blocks)
+                self.retarget(one, ORDINARY)
+
+    def _move_expired(self) -> int:
+        blocks = self.queue.expired(self.now_tick, _RELIEF_BLOCKS)
         moved = 0
         for block in blocks:
-            self._retarget(block)
-            moved += self.targets[block.block_id] == ORDINARY
+            self.put_right(block.block_id)
+            holder = self.holders[block.block_id]
+            moved += holder is None or holder.target == ORDINARY
         self._expiry_backlog = len(blocks) == _RELIEF_BLOCKS
-        self._counters.add(Metric.SAM_EXPIRED_BLOCKS, len(blocks))
         return moved
 
     # --- what the queue tells ----------------------------------------------------------
 
     def freed(self, block: "KVCacheBlock") -> Target:
         """See :class:`spm.sam.free_queue.Marks`."""
-        target = Target(self.targets[block.block_id])
+        holder = self.holders[block.block_id]
         if block.block_hash != self.owners[block.block_id]:
             self._forget(block)
-        else:  # placed once: who used it since has shown that it is of use
-            self._set_target(block, _NOW_FREE.get(target, ORDINARY))
-        return Target(self.targets[block.block_id])
+        elif isinstance(holder, Placement):
+            # Placed once: who used it since has shown that it is of use.
+            now_free = _NOW_FREE.get(holder.target)
+            self._take(block, holder, PLACED[now_free] if now_free is not None else None)
+        holder = self.holders[block.block_id]
+        return ORDINARY if holder is None else holder.target
 
     def reused(self, blocks: "Sequence[KVCacheBlock]") -> None:
         """See :class:`spm.sam.free_queue.Marks`."""
-        broken, zones = 0, self._zone_blocks
-        for block in blocks:  # _forget, for blocks that are in no list: most of what is taken
+        broken, holders, owners = 0, self.holders, self.owners
+        for block in blocks:
+            holder = holders[block.block_id]
+            broken += holder is not None and holder.target >= FIRST_PROTECTED
+        alone: Reservation | None = None
+        run = 0
+        for block in blocks:
             block_id = block.block_id
-            target = self.targets[block_id]
-            zones[target >> ZONE_SHIFT] -= 1
-            if target >= FIRST_PROTECTED:
-                broken += 1
-                self._charge(self._charged[block_id], -1)
-            self.targets[block_id] = ORDINARY
-            self.marked[block_id] = False
-            self._drop_records(block_id)
-        self.num_marked -= len(blocks)
-        self._counters.add(Metric.SAM_OVERRIDDEN_BLOCKS, broken)
+            holder = holders[block_id]
+            if type(holder) is not Reservation:
+                self._forget(block)
+                continue
+            # _forget, for most of what is taken: block after block of one session.
+            holders[block_id] = owners[block_id] = None
+            if holder is not alone:
+                self._lose(alone, run)
+                alone, run = holder, 0
+            run += 1
+        self._lose(alone, run)
+        if broken:
+            self._counters.add(Metric.SAM_OVERRIDDEN_BLOCKS, broken)
+
+    def _lose(self, one: Reservation | None, blocks: int) -> None:
+        """So many blocks that a reservation held alone were handed out."""
+        if one is not None:
+            one.blocks -= blocks
+            one.lost += blocks
+            self._count(one, -blocks)
 
     def emptied(self, blocks: "Sequence[KVCacheBlock]") -> None:
         """See :class:`spm.sam.free_queue.Marks`."""
         for block in blocks:
-            if self.targets[block.block_id] != ORDINARY:
+            if self.holders[block.block_id] is not None:
                 self._forget(block)
 
     def reset(self) -> None:
         """vLLM reset its prefix cache: no block holds anything."""
         for block in self._blocks:
-            if self.owners[block.block_id] is not None:
-                self._forget(block)
+            self._forget(block)
 
     # --- bookkeeping -------------------------------------------------------------------
 
     def _forget(self, block: "KVCacheBlock") -> None:
         """Nothing recorded of the block counts any more."""
-        self._drop_records(block.block_id)
-        self._set_target(block, ORDINARY)
-
-    def _drop_records(self, block_id: int) -> None:
-        if self._owned[block_id]:
-            self.owners[block_id] = None
-            self._owned[block_id] = False
-            self.generations[block_id] = (self.generations[block_id] + 1) % _GENERATIONS
-        if self._refs[block_id] > 1:
-            del self._shared[block_id]
-        self._refs[block_id] = 0
-        self._best[block_id] = NO_CLAIM
-
-    def _retarget(self, block: "KVCacheBlock") -> None:
-        """Put a claimed block where its best claim says."""
         block_id = block.block_id
-        if self._refs[block_id] > 1:
-            best = self._shared[block_id].best(self._now_tick)
-            self._best[block_id] = NO_CLAIM if best is None else best
-        elif has_expired(Claim(self._best[block_id]), self._now_tick):
-            best = None
-        else:
-            best = Claim(self._best[block_id])
-        if best is None:
-            self._set_target(block, ORDINARY)
-        else:
-            self._settle(block, best)
-
-    def _settle(self, block: "KVCacheBlock", best: Claim) -> None:
-        """Put a block where a claim that has not expired says, unless a cap forbids it."""
-        block_id, target = block.block_id, claim_target(best)
-        if target < FIRST_PROTECTED:
-            self._set_target(block, target)
+        self.owners[block_id] = None
+        holder = self.holders[block_id]
+        if holder is None:
             return
-        tenant, old = claim_tenant(best), self.targets[block_id]
-        if old >= FIRST_PROTECTED and self._charged[block_id] == tenant:
-            if old >> ZONE_SHIFT == target >> ZONE_SHIFT and block.prev_free_block is None:
-                self.targets[block_id] = target  # in use, the same class: most of all renewals
-            else:
-                self._set_target(block, target, tenant)
-        elif self._exceeds_cap(block_id, tenant):
-            self._set_target(block, _ASSOCIATED)
-        else:
-            self._set_target(block, target, tenant)
+        self.holders[block_id] = None
+        self._uncount(holder)
+        if isinstance(holder, Reservation):
+            holder.blocks -= 1
+            holder.lost += 1
+        elif isinstance(holder, Sharing):
+            holder.members = {}  # they find out when they look: there may be thousands
+        self._moved(block, holder.target, ORDINARY)
 
-    def _exceeds_cap(self, block_id: int, tenant: int) -> bool:
-        """Whether protecting the block would break a cap: what another tenant paid for so
-        far may fall to this one."""
-        protected = self.targets[block_id] >= FIRST_PROTECTED
-        if protected and self._charged[block_id] == tenant:
+    def _settle(
+        self, block: "KVCacheBlock", sharing: Sharing, old: Target, *, counted: bool = True
+    ) -> None:
+        """Put a shared block where its strongest member says, unless a cap forbids it."""
+        best = sharing.best()
+        target, tenant = (ORDINARY, 0) if best is None else (best.target, best.tenant)
+        if target >= FIRST_PROTECTED and self._exceeds_cap(sharing, tenant, counted):
+            target, tenant = self._within_cap(sharing, counted), sharing.tenant
+        if counted:
+            if target == old and tenant == sharing.tenant:
+                return
+            self._uncount(sharing)
+        sharing.target, sharing.tenant = target, tenant
+        self._count(sharing)
+        self._moved(block, old, target)
+
+    def _exceeds_cap(self, sharing: Sharing, tenant: int, counted: bool) -> bool:
+        """Whether protecting a shared block would break a cap: what another tenant paid for
+        so far may fall to this one."""
+        protected = counted and sharing.target >= FIRST_PROTECTED
+        if protected and sharing.tenant == tenant:
             return False
         if self._tenant_blocks.get(tenant, 0) >= self._caps.tenant_blocks:
             return True
         return not protected and self.num_protected >= self._caps.blocks
 
-    def _set_target(self, block: "KVCacheBlock", target: Target, tenant: int = 0) -> None:
-        block_id = block.block_id
-        old = self.targets[block_id]
-        was_protected, is_protected = old >= FIRST_PROTECTED, target >= FIRST_PROTECTED
-        if was_protected and not (is_protected and self._charged[block_id] == tenant):
-            self._charge(self._charged[block_id], -1)
-            was_protected = False
-        if is_protected and not was_protected:
-            self._charged[block_id] = tenant
-            self._charge(tenant, 1)
-        if old == target:
-            return
-        if old != ORDINARY:
-            self.num_marked -= 1
-            self._zone_blocks[old >> ZONE_SHIFT] -= 1
-        if target != ORDINARY:
-            self.num_marked += 1
-            self._zone_blocks[target >> ZONE_SHIFT] += 1
-        self.targets[block_id] = target
-        self.marked[block_id] = target != ORDINARY
-        if block.prev_free_block is not None:
+    def _within_cap(self, sharing: Sharing, counted: bool) -> Target:
+        """What whoever pays for the block already asks for, if anybody does. O(members)."""
+        pays = counted and sharing.target >= FIRST_PROTECTED
+        asked = [m.target for m in sharing.members.values() if pays and m.tenant == sharing.tenant]
+        return max((ASSOCIATED, *asked))
+
+    def _moved(self, block: "KVCacheBlock", old: Target, target: Target) -> None:
+        if old != target and block.prev_free_block is not None:
             self.queue.move(block, target)
 
-    def _charge(self, tenant: int, blocks: int) -> None:
-        if not blocks:
+    def _count(self, holder: Holder, blocks: int = 1) -> None:
+        """So many blocks more belong where ``holder`` says."""
+        target = holder.target
+        if target == ORDINARY or not blocks:
             return
-        total = self._tenant_blocks.get(tenant, 0) + blocks
-        if total:
-            self._tenant_blocks[tenant] = total
-        else:
-            del self._tenant_blocks[tenant]
+        self.num_marked += blocks
+        self._zone_blocks[target >> ZONE_SHIFT] += blocks
+        if target >= FIRST_PROTECTED:
+            total = self._tenant_blocks.get(holder.tenant, 0) + blocks
+            if total:
+                self._tenant_blocks[holder.tenant] = total
+            else:
+                del self._tenant_blocks[holder.tenant]
 
-    def check_claims(self, made: Iterable[tuple[int, int, Claim]]) -> None:
-        """Raise :class:`IntegrityError` unless the claims sessions remember, as block id,
-        generation and claim, are those counted here."""
-        by_block: dict[int, list[Claim]] = {}
-        for block_id, generation, claim in made:
-            if generation == self.generations[block_id]:
-                by_block.setdefault(block_id, []).append(claim)
-        for block_id, refs in enumerate(self._refs):
-            claims = by_block.get(block_id, [])
-            if len(claims) != refs:
-                raise IntegrityError(f"block {block_id}: {refs} claims, {len(claims)} remembered")
-            if refs == 1 and claims[0] != self._best[block_id]:
-                raise IntegrityError(f"block {block_id}: its only claim is another")
-            self._check_place(block_id, claims)
+    def _uncount(self, holder: Holder) -> None:
+        self._count(holder, -1)
 
-    def _check_place(self, block_id: int, claims: list[Claim]) -> None:
-        """A block is where its best live claim puts it, or waits for its expiry to be noticed:
-        until the next tick, in use until it is freed."""
-        target = Target(self.targets[block_id])
-        made = [claim_target(claim) for claim in claims]
-        if target in made and target >= FIRST_PROTECTED and target_tick(target) <= self._now_tick:
-            return
-        live = [claim for claim in claims if not has_expired(claim, self._now_tick)]
-        if not live and target > ORDINARY:
-            raise IntegrityError(f"block {block_id} is kept without a claim")
-        wanted = claim_target(max(live)) if live else target
-        capped = wanted >= FIRST_PROTECTED and target == _ASSOCIATED
-        if target != wanted and not capped:
-            raise IntegrityError(f"block {block_id} is not where its best claim puts it")
-
-    def check_integrity(self) -> None:
-        """Raise :class:`IntegrityError` if counts, claims and queue disagree. O(pool)."""
+    def check_integrity(self, reservations: Iterable[Reservation]) -> None:
+        """Raise :class:`IntegrityError` if counts, holders and queue disagree, or blocks are
+        held by other than these ``reservations``. O(pool)."""
         self.queue.check_integrity()
-        zones = [0] * len(Zone)
-        for block_id, target in enumerate(self.targets):
-            if self.marked[block_id] != (target != ORDINARY):
-                raise IntegrityError(f"block {block_id} is marked, or not, by mistake")
-            if target != ORDINARY:
-                zones[target_zone(Target(target))] += 1
-            refs = self._refs[block_id]
-            if (refs > 1) != (block_id in self._shared):
-                raise IntegrityError(f"block {block_id}: {refs} claims, shared or not")
-            if refs > 1:
-                self._shared[block_id].check_integrity(refs)
-            if self._blocks[block_id].is_null and (refs or target != ORDINARY):
-                raise IntegrityError("the null block is claimed")
+        zones, tenants = [0] * len(Zone), dict[int, int]()
+        alone: dict[Holder, int] = {}
+        for block_id, holder in enumerate(self.holders):
+            if holder is None:
+                continue
+            if self._blocks[block_id].is_null or self.owners[block_id] is None:
+                raise IntegrityError(f"block {block_id} is held for no content")
+            if holder.target != ORDINARY:
+                zones[holder.target >> ZONE_SHIFT] += 1
+            if holder.target >= FIRST_PROTECTED:
+                tenants[holder.tenant] = tenants.get(holder.tenant, 0) + 1
+            if isinstance(holder, Reservation):
+                alone[holder] = alone.get(holder, 0) + 1
+            elif isinstance(holder, Sharing):
+                self._check_sharing(block_id, holder)
         if zones != self._zone_blocks or sum(zones) != self.num_marked:
             raise IntegrityError(f"blocks by zone {self._zone_blocks}, counted {zones}")
-        if sum(self._tenant_blocks.values()) != self.num_protected:
-            raise IntegrityError("protected blocks are not charged to tenants one by one")
-        if min(self._tenant_blocks.values(), default=1) < 1:
-            raise IntegrityError("a tenant is charged for less than nothing")
+        if tenants != self._tenant_blocks:
+            raise IntegrityError(f"charged {self._tenant_blocks}, counted {tenants}")
         if self.num_protected > self._caps.blocks:
             raise IntegrityError(f"{self.num_protected} protected blocks, {self._caps}")
-        if max(self._tenant_blocks.values(), default=0) > self._caps.tenant_blocks:
+        if max(tenants.values(), default=0) > self._caps.tenant_blocks:
             raise IntegrityError(f"a tenant protects more than {self._caps}")
+        counted = {one: one.blocks for one in reservations if one.blocks}
+        if counted != alone:
+            raise IntegrityError("reservations and blocks disagree about who holds what")
+
+    def _check_sharing(self, block_id: int, sharing: Sharing) -> None:
+        sharing.check_integrity()
+        if not sharing.members or any(
+            member.shared.get(block_id) is not sharing for member in sharing.members.values()
+        ):
+            raise IntegrityError(f"block {block_id} is shared with nobody, or unknown to one")
+        best = sharing.best()
+        assert best is not None
+        capped = best.target >= FIRST_PROTECTED and ASSOCIATED <= sharing.target < best.target
+        if sharing.target != best.target and not capped:
+            raise IntegrityError(f"block {block_id} is not where its strongest member says")

@@ -20,10 +20,9 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from spm.errors import IntegrityError
 from spm.sam.zones import (
+    ASSOCIATED,
     DEMOTED,
-    DEMOTED_WHEN_FREED,
     FINISHED,
-    FINISHED_WHEN_FREED,
     FIRST_PROTECTED,
     ORDINARY,
     Target,
@@ -33,10 +32,10 @@ from spm.sam.zones import (
 )
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
 
-_ASSOCIATED = target_of(Zone.ASSOCIATED)
+    from spm.sam.holders import Holder
+
 _FIRST_SOON = target_of(Zone.SOON)
 
 
@@ -45,12 +44,12 @@ class Marks(Protocol):
 
     num_marked: int
     """Blocks whose target is not :data:`ORDINARY`."""
-    marked: bytearray
-    """By block id: whether its target is not :data:`ORDINARY`."""
-    targets: "array[int]"
-    """By block id: where a block belongs when it is free."""
+    holders: "list[Holder | None]"
+    """By block id: who says where the block belongs when it is free; None: ordinary."""
     owners: "list[bytes | None]"
     """By block id: the hash that what is known of the block belongs to."""
+    now_tick: int
+    """Protection up to here has ended, even if its blocks have not been moved yet."""
 
     def freed(self, block: KVCacheBlock) -> Target:
         """A marked block is freed that may have lost its mark: its target now."""
@@ -86,7 +85,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
             FINISHED: self._finished_end,
             DEMOTED: self._ordinary_start,
             ORDINARY: self._ordinary_end,
-            _ASSOCIATED: associated_end,
+            ASSOCIATED: associated_end,
         }
         """By target: the boundary that ends its segment."""
         self._protected: list[Target] = []
@@ -241,7 +240,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
 
     def _segment(self, position: int, limit: int) -> list[KVCacheBlock]:
         """The first ``limit`` blocks of one protected segment."""
-        before = self._protected[position - 1] if position else _ASSOCIATED
+        before = self._protected[position - 1] if position else ASSOCIATED
         blocks: list[KVCacheBlock] = []
         block: Any = self._ends[before].next_free_block
         while block.block_id >= 0 and len(blocks) < limit:
@@ -254,7 +253,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         end = self._ends.get(target)
         if end is None:
             position = bisect_left(self._protected, target)
-            before = self._protected[position - 1] if position else _ASSOCIATED
+            before = self._protected[position - 1] if position else ASSOCIATED
             end = KVCacheBlock(block_id=-1)
             self._link_after(self._ends[before], end)
             self._ends[target] = end
@@ -274,15 +273,16 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
 
     def _append_sorted(self, blocks: list[KVCacheBlock]) -> None:
         marks = self._marks
-        marked, targets, owners = marks.marked, marks.targets, marks.owners
+        holders, owners = marks.holders, marks.owners
         current = ORDINARY
         end = self._ordinary_end
         last: Any = end.prev_free_block
         for block in blocks:
             block_id = block.block_id
             target = ORDINARY
-            if marked[block_id]:
-                target = Target(targets[block_id])
+            holder = holders[block_id]
+            if holder is not None:
+                target = holder.target
                 # The property costs as much as all the rest of this loop.
                 if target < ORDINARY or owners[block_id] != block._block_hash:
                     target = marks.freed(block)
@@ -368,10 +368,14 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         if order != sorted(self._ends) or order[4:] != self._protected:
             raise IntegrityError("the segments are out of order")
 
-    def _check_segment(self, target: Target, blocks: list[KVCacheBlock]) -> None:
-        if blocks and target <= DEMOTED and not self._low_zones_used:
+    def _check_segment(self, segment: Target, blocks: list[KVCacheBlock]) -> None:
+        if blocks and segment <= DEMOTED and not self._low_zones_used:
             raise IntegrityError("finished or demoted blocks would be passed over")
+        over = segment >= FIRST_PROTECTED and target_tick(segment) <= self._marks.now_tick
         for block in blocks:
-            marked = self._marks.targets[block.block_id]
-            if marked in (FINISHED_WHEN_FREED, DEMOTED_WHEN_FREED) or marked != target:
-                raise IntegrityError(f"block {block.block_id} lies in {target:#x}, not {marked:#x}")
+            holder = self._marks.holders[block.block_id]
+            target = ORDINARY if holder is None else holder.target
+            if target != segment and not (over and target < segment):
+                raise IntegrityError(
+                    f"block {block.block_id} lies in {segment:#x}, not {target:#x}"
+                )

@@ -15,7 +15,8 @@ from spm.hints import HintOutcome, RequestHint
 from spm.metrics import Counters, Metric, metric_key
 from spm.sam.attach import attach
 from spm.sam.block_table import BlockTable
-from spm.sam.claims import Association, SessionClaims
+from spm.sam.chain import Association
+from spm.sam.claims import SessionClaims
 from spm.sam.edits import EditResult, Status
 from spm.sam.policy import ASSOCIATED, Retention, decide
 from spm.sam.zones import FINISHED, ORDINARY, ZONE_LABELS, Zone
@@ -149,7 +150,7 @@ class SessionAwareManager:
         if self.claims is None:
             return retention, Association()
         if retention.zone is Zone.FINISHED:
-            known, _ = self.claims.release(ref, FINISHED)
+            known = self.claims.release(ref, FINISHED)
             self.claims.note(ref, retention)
             return retention, Association(blocks=known)
         return retention, self.claims.retain(ref, retention)
@@ -176,7 +177,7 @@ class SessionAwareManager:
     ) -> EditResult:
         """The session gives its claims up; what nobody else claims or uses is taken first."""
         length = claims.logical_blocks(ref)
-        known, _ = claims.release(ref, FINISHED, blocks=edit.blocks, own_refs=own_refs)
+        known = claims.release(ref, FINISHED, blocks=edit.blocks, own_refs=own_refs)
         if not known:
             detail = f"the session holds no block there; it has {length} logical blocks"
             return EditResult(edit, Status.NOT_FOUND, detail=detail)

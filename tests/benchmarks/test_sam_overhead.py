@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sam_conversations import Conversation
+from benchmarks.sam_conversations import SHORT, Conversation
 from benchmarks.sam_overhead import check_same_work, measure_steps
 from benchmarks.sam_parts import HINTED, NAMED, NO_HINTS, NOOP, STOCK, Load, write_model
 from benchmarks.sam_queue import QueueKind, QueueReplay, make_pool
@@ -13,7 +13,7 @@ from benchmarks.sam_sessions import TURN_BLOCKS, World, bytes_per_session_block
 from connectors.session_aware import SessionAwareConnector
 from spm.metrics import Metric, metric_key
 
-SMALL = Load(pool_blocks=800, sessions=20, max_num_seqs=8)
+SMALL = Load(SHORT, pool_blocks=800, sessions=20, max_num_seqs=8)
 KINDS = {
     "stock": STOCK,
     "noop_connector": NOOP,
@@ -64,7 +64,7 @@ def test_other_work_is_noticed(model: Path) -> None:
 
 
 def test_a_turn_goes_on_where_the_last_one_ended() -> None:
-    conversation = Conversation(1, 0)
+    conversation = Conversation(1, 0, SHORT)
     first = conversation.request(hinted=False, named=True)
     said = list(conversation.output)
 

@@ -84,6 +84,8 @@ def test_a_response_says_where_its_prompt_came_from(stock: Stock, redis: RedisSe
         loaded = exchange.reference.cached_tokens
         assert turn.outcome == {
             "session_id": exchange.session,
+            "class": "associated",
+            "ttl_s": 0.0,
             "prompt_tokens": len(exchange.prompt),
             "gpu_tokens": 0,
             "host_tokens": 0,

@@ -163,9 +163,12 @@ class NaivePool:
         strong, weak = self.said(session, retention)
         for frontier in session.frontiers:
             stop = frontier.length if retention.block_offset is None else retention.block_offset
-            for index, block_id in frontier.held.items():
+            for index, block_id in list(frontier.held.items()):
                 block, key = self.blocks[block_id], (frontier.number, index)
-                if key in block.claims and self.real[block_id].block_hash == block.owner:
+                if self.real[block_id].block_hash != block.owner:
+                    block.claims.pop(key, None)  # nothing is left to be kept
+                    del frontier.held[index]
+                elif key in block.claims:
                     block.claims[key] = strong if index < stop else weak
 
     def give_up(

@@ -99,6 +99,6 @@ def test_the_present_order_is_kept_and_the_null_block_stays_out() -> None:
     assert pool.free_block_queue is table.queue
     assert [block.block_id for block in table.queue.get_all_free_blocks()] == before
     assert pool.get_num_free_blocks() == 5
-    table.check_integrity()
+    table.check_integrity(())
     pool.free_blocks([used[1], used[3]])
     assert len(pool.get_new_blocks(7)) == 7

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from spm.agent_hint import AgentHint, BlockRange, CacheControl, Edit, EditType, SessionState
 from spm.metrics import Metric, metric_key
 from spm.sam.policy import decide
-from spm.sam.zones import PROTECTED, Zone
+from spm.sam.zones import FIRST_PROTECTED, PROTECTED, Zone
 from tests.spm.sam.kit import Rig, Running, ref_of
 from tests.spm.sam.naive import ORDINARY, NaivePool, Place
 from tracker.ids import SessionRef
@@ -242,9 +242,9 @@ class CappedMachine(HintedMachine):
     @invariant()
     def tenants_keep_to_their_caps(self) -> None:
         charged: Counter[int] = Counter()
-        for block_id, target in enumerate(self.rig.table.targets):
-            if target >= Zone.LATER << 32:
-                charged[self.rig.table._charged[block_id]] += 1
+        for holder in self.rig.table.holders:
+            if holder is not None and holder.target >= FIRST_PROTECTED:
+                charged[holder.tenant] += 1
         assert max(charged.values(), default=0) <= int(self.tenant_share * NUM_BLOCKS)
 
 

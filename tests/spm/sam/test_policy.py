@@ -4,19 +4,7 @@ import pytest
 
 from spm.agent_hint import AgentHint, CacheControl, SessionState
 from spm.sam.policy import ASSOCIATED, UNHINTED, Retention, decide, is_protected
-from spm.sam.zones import (
-    MAX_TENANTS,
-    Zone,
-    claim_target,
-    claim_tenant,
-    claim_zone,
-    has_expired,
-    make_claim,
-    target_of,
-    target_tick,
-    target_zone,
-    tick_of,
-)
+from spm.sam.zones import Zone, target_of, target_tick, target_zone, tick_of
 
 TOOL, USER, FINISHED = (
     SessionState.WAITING_TOOL,
@@ -69,26 +57,22 @@ def test_no_hint_is_vllms_own_order() -> None:
     assert decide(None, SOON_S) == UNHINTED == Retention(Zone.ORDINARY)
 
 
-def test_claims_are_ordered_by_strength_and_read_back() -> None:
-    claims = [
-        make_claim(Zone.ORDINARY),
-        make_claim(Zone.ASSOCIATED),
-        make_claim(Zone.LATER, 5, MAX_TENANTS - 1),
-        make_claim(Zone.LATER, 6),
-        make_claim(Zone.SOON, 2),
-        make_claim(Zone.SOON, (1 << 32) - 1, MAX_TENANTS - 1),
+def test_targets_are_ordered_as_blocks_are_taken_and_read_back() -> None:
+    places = [
+        (Zone.FINISHED, 0),
+        (Zone.DEMOTED, 0),
+        (Zone.ORDINARY, 0),
+        (Zone.ASSOCIATED, 0),
+        (Zone.LATER, 5),
+        (Zone.LATER, 6),
+        (Zone.SOON, 2),
+        (Zone.SOON, (1 << 32) - 1),
     ]
-    assert claims == sorted(claims)
-    assert max(claims) < 1 << 64
-    for claim in claims:
-        target = claim_target(claim)
-        assert target_zone(target) == claim_zone(claim)
-        assert make_claim(claim_zone(claim), target_tick(target), claim_tenant(claim)) == claim
+    targets = [target_of(*place) for place in places]
+    assert targets == sorted(targets)
+    assert [(target_zone(t), target_tick(t)) for t in targets] == places
     assert target_of(Zone.LATER, 1 << 40) < target_of(Zone.SOON)
 
 
-def test_a_deadline_is_rounded_up_to_a_tick_and_only_protection_expires() -> None:
+def test_a_deadline_is_rounded_up_to_a_tick() -> None:
     assert [tick_of(s) for s in (4.0, 4.01, 4.99, 5.0)] == [4, 5, 5, 5]
-    claim = make_claim(Zone.LATER, 5)
-    assert [has_expired(claim, now) for now in (4, 5, 6)] == [False, True, True]
-    assert not has_expired(make_claim(Zone.ASSOCIATED), 1 << 31)

@@ -90,11 +90,12 @@ def test_a_tick_moves_at_most_so_many_and_goes_on_at_the_next(
 ) -> None:
     monkeypatch.setattr(block_table, "_RELIEF_BLOCKS", 3)
     rig = Rig(10)
-    rig.turn(A, ttl(5), *range(8))
+    ids = rig.turn(A, ttl(5), *range(8))
     left = []
     rig.after(6)
     for _ in range(4):
-        left.append(rig.table.num_protected)
+        left.append(rig.zones(ids).count(Zone.SOON))
+        assert rig.table.num_protected == 0, "they do not count any more"
         rig.sam.tick(int(rig.clock.now_s))
     assert left == [5, 2, 0, 0]
     assert rig.counted(Metric.SAM_EXPIRED_BLOCKS) == 8

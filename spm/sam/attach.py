@@ -8,7 +8,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from spm.config import SamConfig
 from spm.metrics import Counters
-from spm.sam.block_table import BlockTable, Caps
+from spm.sam.block_table import BlockTable
+from spm.sam.ledger import Caps
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -8,13 +8,13 @@ hashes are read, never changed. Belongs to the scheduler thread.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spm.errors import IntegrityError
 from spm.metrics import Counters, Metric
+from spm.sam.endings import Endings
 from spm.sam.free_queue import ZonedFreeBlockQueue
 from spm.sam.holders import PLACED, Holder, Placement, Reservation, Sharing
+from spm.sam.ledger import Caps, Ledger
 from spm.sam.zones import (
     ASSOCIATED,
     DEMOTED,
@@ -25,8 +25,6 @@ from spm.sam.zones import (
     ORDINARY,
     ZONE_SHIFT,
     Target,
-    Zone,
-    target_tick,
 )
 
 if TYPE_CHECKING:
@@ -36,14 +34,6 @@ _RELIEF_BLOCKS = 4096
 """Expired blocks moved in one go, so that a mass expiry cannot stall the scheduler."""
 _WHEN_FREED = {FINISHED: FINISHED_WHEN_FREED, DEMOTED: DEMOTED_WHEN_FREED}
 _NOW_FREE = {FINISHED_WHEN_FREED: FINISHED, DEMOTED_WHEN_FREED: DEMOTED}
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """Most blocks that may be protected at a time."""
-
-    blocks: int
-    tenant_blocks: int
 
 
 class BlockTable:
@@ -58,19 +48,15 @@ class BlockTable:
         clock: Callable[[], float],
     ) -> None:
         """``free_blocks``: vLLM's free queue, in order; ``clock``: monotonic seconds."""
-        self._blocks = blocks
-        self._caps = caps
+        self.blocks = blocks
         self._counters = counters
         self._clock = clock
         self.now_tick = math.floor(clock())
         self._expiry_backlog = False
-        self.num_marked = 0
         self.holders: list[Holder | None] = [None] * len(blocks)
         self.owners: list[bytes | None] = [None] * len(blocks)
-        self._zone_blocks = [0] * len(Zone)
-        self._tenant_blocks: dict[int, int] = {}
-        self._ending: dict[int, dict[Reservation, None]] = {}
-        """Protecting reservations by the tick at which they end."""
+        self.ledger = Ledger(len(blocks), caps)
+        self._endings = Endings()
         self.queue = ZonedFreeBlockQueue(free_blocks, self)
 
     # --- the door ----------------------------------------------------------------------
@@ -88,7 +74,7 @@ class BlockTable:
         if holder is by:
             return True
         if isinstance(holder, Reservation):
-            self._uncount(holder)
+            self.ledger.uncount(holder)
             holder.blocks -= 1
             sharing = Sharing((holder,))
             holder.shared[block_id] = sharing
@@ -108,19 +94,19 @@ class BlockTable:
         """Another holder in place of one, or none, that held the block alone."""
         old = ORDINARY if before is None else before.target
         if before is not None:
-            self._uncount(before)
+            self.ledger.uncount(before)
             if isinstance(before, Reservation):
                 before.blocks -= 1
         self.holders[block.block_id] = by
         if by is not None:
-            self._count(by)
+            self.ledger.count(by)
             if isinstance(by, Reservation):
                 by.blocks += 1
         self._moved(block, old, ORDINARY if by is None else by.target)
 
     def transfer(self, block_id: int, before: Reservation, by: Reservation) -> None:
         """One session's claim on a block it holds goes to its other reservation."""
-        holder, block = self.holders[block_id], self._blocks[block_id]
+        holder, block = self.holders[block_id], self.blocks[block_id]
         if holder is before:
             self._take(block, before, by)
         elif isinstance(holder, Sharing) and holder.discard(before):
@@ -135,7 +121,7 @@ class BlockTable:
         When nobody holds it then and no other request uses it (``own_refs`` references are
         the session's own), the block goes where ``leave`` says.
         """
-        holder, block = self.holders[block_id], self._blocks[block_id]
+        holder, block = self.holders[block_id], self.blocks[block_id]
         if holder is by:
             self._take(block, holder, self._resting_place(block, leave, own_refs))
             return True
@@ -169,12 +155,11 @@ class BlockTable:
         are free are not moved: see :meth:`put_right`. O(blocks it shares)."""
         old = one.target
         if old != target:
-            self._count(one, -one.blocks)
-            self._forget_end(one)
+            self.ledger.count(one, -one.blocks)
+            self._endings.remove(one)
             one.target = target
-            self._count(one, one.blocks)
-            if target >= FIRST_PROTECTED:
-                self._ending.setdefault(target_tick(target), {})[one] = None
+            self.ledger.count(one, one.blocks)
+            self._endings.add(one)
             self._speak_again(one)
 
     def _speak_again(self, one: Reservation) -> None:
@@ -185,7 +170,7 @@ class BlockTable:
                 stale.append(block_id)
                 continue
             sharing.add(one)
-            block = self._blocks[block_id]
+            block = self.blocks[block_id]
             if (
                 FIRST_PROTECTED <= sharing.target <= target
                 and sharing.tenant == one.tenant
@@ -220,24 +205,18 @@ class BlockTable:
         protected = min(taken, max(0, budget))
         for one, count in ((strong, protected), (weak, taken - protected)):
             one.blocks += count
-            self._count(one, count)
+            self.ledger.count(one, count)
         return left
 
     def put_right(self, block_id: int) -> None:
         """Move a free block to the end of where it belongs."""
-        holder, block = self.holders[block_id], self._blocks[block_id]
+        holder, block = self.holders[block_id], self.blocks[block_id]
         if block.prev_free_block is not None:
             self.queue.move(block, ORDINARY if holder is None else holder.target)
 
-    def _forget_end(self, one: Reservation) -> None:
-        ending = self._ending.get(target_tick(one.target), {})
-        ending.pop(one, None)
-        if not ending:
-            self._ending.pop(target_tick(one.target), None)
-
     def drop(self, one: Reservation) -> None:
         """Nobody will ask for this reservation again; it holds nothing."""
-        self._forget_end(one)
+        self._endings.remove(one)
 
     # --- questions ---------------------------------------------------------------------
 
@@ -249,7 +228,7 @@ class BlockTable:
     def is_intact(self, block_id: int) -> bool:
         """Whether the content that the block is held for is still in it."""
         owner = self.owners[block_id]
-        return owner is not None and self._blocks[block_id].block_hash == owner
+        return owner is not None and self.blocks[block_id].block_hash == owner
 
     def has_lost(self, one: Reservation) -> bool:
         """Whether a block of it was handed out, or may have been, since it last looked."""
@@ -271,23 +250,6 @@ class BlockTable:
         """Whether the block counts against the caps already, and on this tenant's account."""
         holder = self.holders[block_id]
         return holder is not None and holder.target >= FIRST_PROTECTED and holder.tenant == tenant
-
-    def budget(self, tenant: int) -> int:
-        """Blocks that may still become protected for a tenant."""
-        left = self._caps.blocks - self.num_protected
-        return max(0, min(left, self._caps.tenant_blocks - self._tenant_blocks.get(tenant, 0)))
-
-    @property
-    def num_protected(self) -> int:
-        """Blocks that hints protect now."""
-        return self._zone_blocks[Zone.LATER] + self._zone_blocks[Zone.SOON]
-
-    @property
-    def zone_sizes(self) -> tuple[int, ...]:
-        """Blocks by the zone where they are or, in use, will be; the null block is ordinary."""
-        sizes = list(self._zone_blocks)
-        sizes[Zone.ORDINARY] = len(self._blocks) - self.num_marked
-        return tuple(sizes)
 
     # --- time --------------------------------------------------------------------------
 
@@ -311,10 +273,9 @@ class BlockTable:
         if now_tick <= self.now_tick:
             return
         self.now_tick = now_tick
-        for tick in [tick for tick in self._ending if tick <= now_tick]:
-            for one in list(self._ending[tick]):
-                self._counters.add(Metric.SAM_EXPIRED_BLOCKS, one.blocks)
-                self.retarget(one, ORDINARY)
+        for one in self._endings.due(now_tick):
+            self._counters.add(Metric.SAM_EXPIRED_BLOCKS, one.blocks)
+            self.retarget(one, ORDINARY)
 
     def _move_expired(self) -> int:
         blocks = self.queue.expired(self.now_tick, _RELIEF_BLOCKS)
@@ -369,7 +330,7 @@ class BlockTable:
         if one is not None:
             one.blocks -= blocks
             one.lost += blocks
-            self._count(one, -blocks)
+            self.ledger.count(one, -blocks)
 
     def emptied(self, blocks: "Sequence[KVCacheBlock]") -> None:
         """See :class:`spm.sam.free_queue.Marks`."""
@@ -379,7 +340,7 @@ class BlockTable:
 
     def reset(self) -> None:
         """vLLM reset its prefix cache: no block holds anything."""
-        for block in self._blocks:
+        for block in self.blocks:
             self._forget(block)
 
     # --- bookkeeping -------------------------------------------------------------------
@@ -392,7 +353,7 @@ class BlockTable:
         if holder is None:
             return
         self.holders[block_id] = None
-        self._uncount(holder)
+        self.ledger.uncount(holder)
         if isinstance(holder, Reservation):
             holder.blocks -= 1
             holder.lost += 1
@@ -406,25 +367,15 @@ class BlockTable:
         """Put a shared block where its strongest member says, unless a cap forbids it."""
         best = sharing.best()
         target, tenant = (ORDINARY, 0) if best is None else (best.target, best.tenant)
-        if target >= FIRST_PROTECTED and self._exceeds_cap(sharing, tenant, counted):
+        if target >= FIRST_PROTECTED and self.ledger.exceeds(sharing, tenant, counted=counted):
             target, tenant = self._within_cap(sharing, counted), sharing.tenant
         if counted:
             if target == old and tenant == sharing.tenant:
                 return
-            self._uncount(sharing)
+            self.ledger.uncount(sharing)
         sharing.target, sharing.tenant = target, tenant
-        self._count(sharing)
+        self.ledger.count(sharing)
         self._moved(block, old, target)
-
-    def _exceeds_cap(self, sharing: Sharing, tenant: int, counted: bool) -> bool:
-        """Whether protecting a shared block would break a cap: what another tenant paid for
-        so far may fall to this one."""
-        protected = counted and sharing.target >= FIRST_PROTECTED
-        if protected and sharing.tenant == tenant:
-            return False
-        if self._tenant_blocks.get(tenant, 0) >= self._caps.tenant_blocks:
-            return True
-        return not protected and self.num_protected >= self._caps.blocks
 
     def _within_cap(self, sharing: Sharing, counted: bool) -> Target:
         """What whoever pays for the block already asks for, if anybody does. O(members)."""
@@ -435,63 +386,3 @@ class BlockTable:
     def _moved(self, block: "KVCacheBlock", old: Target, target: Target) -> None:
         if old != target and block.prev_free_block is not None:
             self.queue.move(block, target)
-
-    def _count(self, holder: Holder, blocks: int = 1) -> None:
-        """So many blocks more belong where ``holder`` says."""
-        target = holder.target
-        if target == ORDINARY or not blocks:
-            return
-        self.num_marked += blocks
-        self._zone_blocks[target >> ZONE_SHIFT] += blocks
-        if target >= FIRST_PROTECTED:
-            total = self._tenant_blocks.get(holder.tenant, 0) + blocks
-            if total:
-                self._tenant_blocks[holder.tenant] = total
-            else:
-                del self._tenant_blocks[holder.tenant]
-
-    def _uncount(self, holder: Holder) -> None:
-        self._count(holder, -1)
-
-    def check_integrity(self, reservations: Iterable[Reservation]) -> None:
-        """Raise :class:`IntegrityError` if counts, holders and queue disagree, or blocks are
-        held by other than these ``reservations``. O(pool)."""
-        self.queue.check_integrity()
-        zones, tenants = [0] * len(Zone), dict[int, int]()
-        alone: dict[Holder, int] = {}
-        for block_id, holder in enumerate(self.holders):
-            if holder is None:
-                continue
-            if self._blocks[block_id].is_null or self.owners[block_id] is None:
-                raise IntegrityError(f"block {block_id} is held for no content")
-            if holder.target != ORDINARY:
-                zones[holder.target >> ZONE_SHIFT] += 1
-            if holder.target >= FIRST_PROTECTED:
-                tenants[holder.tenant] = tenants.get(holder.tenant, 0) + 1
-            if isinstance(holder, Reservation):
-                alone[holder] = alone.get(holder, 0) + 1
-            elif isinstance(holder, Sharing):
-                self._check_sharing(block_id, holder)
-        if zones != self._zone_blocks or sum(zones) != self.num_marked:
-            raise IntegrityError(f"blocks by zone {self._zone_blocks}, counted {zones}")
-        if tenants != self._tenant_blocks:
-            raise IntegrityError(f"charged {self._tenant_blocks}, counted {tenants}")
-        if self.num_protected > self._caps.blocks:
-            raise IntegrityError(f"{self.num_protected} protected blocks, {self._caps}")
-        if max(tenants.values(), default=0) > self._caps.tenant_blocks:
-            raise IntegrityError(f"a tenant protects more than {self._caps}")
-        counted = {one: one.blocks for one in reservations if one.blocks}
-        if counted != alone:
-            raise IntegrityError("reservations and blocks disagree about who holds what")
-
-    def _check_sharing(self, block_id: int, sharing: Sharing) -> None:
-        sharing.check_integrity()
-        if not sharing.members or any(
-            member.shared.get(block_id) is not sharing for member in sharing.members.values()
-        ):
-            raise IntegrityError(f"block {block_id} is shared with nobody, or unknown to one")
-        best = sharing.best()
-        assert best is not None
-        capped = best.target >= FIRST_PROTECTED and ASSOCIATED <= sharing.target < best.target
-        if sharing.target != best.target and not capped:
-            raise IntegrityError(f"block {block_id} is not where its strongest member says")

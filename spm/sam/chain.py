@@ -88,7 +88,7 @@ def _renew(frontier: Frontier, targets: Targets) -> None:
     """Say something new of all that is held. What would break a cap becomes weak first."""
     table, strong, weak = frontier.table, frontier.strong, frontier.weak
     if targets[0] >= FIRST_PROTECTED > strong.target:
-        surplus = strong.blocks - table.budget(strong.tenant)
+        surplus = strong.blocks - table.ledger.budget(strong.tenant)
         if surplus > 0:
             for group, index in frontier.places():
                 block_id = frontier.ids[group][index]
@@ -105,12 +105,12 @@ def _claim_from(
     """Claim the places from ``start`` on, for ``strong`` as far as the caps allow."""
     table, ids, strong, weak = frontier.table, frontier.ids[group], frontier.strong, frontier.weak
     protects = strong.target >= FIRST_PROTECTED
-    budget = table.budget(strong.tenant) if protects else len(ids)
+    budget = table.ledger.budget(strong.tenant) if protects else len(ids)
     wanted = [blocks[i] for i in range(start, len(ids)) if ids[i] != NO_BLOCK]
     left = table.take_new(wanted, strong, weak, budget)
     if not left:
         return
-    budget, lost = table.budget(strong.tenant) if protects else len(ids), set[int]()
+    budget, lost = table.ledger.budget(strong.tenant) if protects else len(ids), set[int]()
     for block in left:
         expected, one = block.block_hash, strong
         if protects and not table.is_charged(block.block_id, strong.tenant):
@@ -132,7 +132,7 @@ def _divide(frontier: Frontier, strong_stops: Sequence[int] | None, done: Associ
                     table.transfer(block_id, strong, weak)
     if weak.blocks or weak.shared:
         protects = strong.target >= FIRST_PROTECTED
-        budget = table.budget(strong.tenant) if protects else frontier.num_places
+        budget = table.ledger.budget(strong.tenant) if protects else frontier.num_places
         for group, ids in enumerate(frontier.ids):
             stop = len(ids) if strong_stops is None else strong_stops[group]
             budget = _promote(frontier, ids[:stop], budget)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spm.agent_hint import BlockRange
 from spm.errors import IntegrityError
+from spm.sam.audit import audit_table
 from spm.sam.block_table import BlockTable
 from spm.sam.chain import Association, claim_chain, reclaim_chain
 from spm.sam.frontier import NO_BLOCK, Frontier
@@ -248,7 +249,7 @@ class SessionClaims:
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if a bound is broken or claims are miscounted."""
         frontiers = [f for held in self._held.values() for f in held.frontiers]
-        self._table.check_integrity(one for f in frontiers for one in (f.strong, f.weak))
+        audit_table(self._table, (one for f in frontiers for one in (f.strong, f.weak)))
         records = sum(frontier.num_places for frontier in frontiers)
         if records != self.num_records:
             raise IntegrityError(f"{self.num_records} records, counted {records}")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spm.sam.holders import Holder
+    from spm.sam.ledger import Ledger
 
 _FIRST_SOON = target_of(Zone.SOON)
 
@@ -42,14 +43,11 @@ _FIRST_SOON = target_of(Zone.SOON)
 class Marks(Protocol):
     """What the queue needs to know of blocks; ``BlockTable`` keeps it."""
 
-    num_marked: int
-    """Blocks whose target is not :data:`ORDINARY`."""
+    ledger: "Ledger"
     holders: "list[Holder | None]"
     """By block id: who says where the block belongs when it is free; None: ordinary."""
     owners: "list[bytes | None]"
     """By block id: the hash that what is known of the block belongs to."""
-    now_tick: int
-    """Protection up to here has ended, even if its blocks have not been moved yet."""
 
     def freed(self, block: KVCacheBlock) -> Target:
         """A marked block is freed that may have lost its mark: its target now."""
@@ -71,6 +69,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         """``blocks`` are the free ones in the order in which they are to be taken."""
         super().__init__(blocks)
         self._marks = marks
+        self._ledger = marks.ledger
         self._finished_end = KVCacheBlock(block_id=-1)
         self._ordinary_start = KVCacheBlock(block_id=-1)
         self._ordinary_end = KVCacheBlock(block_id=-1)
@@ -90,7 +89,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         """By target: the boundary that ends its segment."""
         self._protected: list[Target] = []
         """Targets of the protected segments that exist, in order."""
-        self._low_zones_used = False
+        self.low_zones_used = False
         """Whether a finished or demoted block may be free."""
         self._unexpired_tick = -1
         """The tick at which no segment was found expired, until another is made."""
@@ -117,7 +116,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         if n == 0:
             return []
         assert self.num_free_blocks >= n
-        if self._marks.num_marked:
+        if self._ledger.num_marked:
             return self._pop_marked(n)
         # Nothing is marked: as in vLLM, and the end of the segment cannot come in between.
         start = self._ordinary_start
@@ -141,7 +140,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
 
     def _pop_marked(self, n: int) -> list[KVCacheBlock]:
         """From the ordinary segment as far as it goes, unless something goes first."""
-        if self._low_zones_used:
+        if self.low_zones_used:
             return self._pop_across(n)
         if n == 1:  # a decoding request's block: by far the most frequent call
             block: Any = self._ordinary_start.next_free_block
@@ -161,7 +160,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         O(log segments) for each deadline not seen before."""
         if not blocks:
             return
-        if self._marks.num_marked:
+        if self._ledger.num_marked:
             self._append_sorted(blocks)
         else:
             end = self._ordinary_end
@@ -178,7 +177,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         """Put back blocks that hold nothing reusable, to be taken before ordinary ones."""
         if not blocks:
             return
-        if self._marks.num_marked:
+        if self._ledger.num_marked:
             self._marks.emptied(blocks)
         previous: Any = self._ordinary_start
         first = previous.next_free_block
@@ -260,7 +259,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
             self._unexpired_tick = -1
             self._protected.insert(position, target)
         elif target <= DEMOTED:
-            self._low_zones_used = True
+            self.low_zones_used = True
         return end
 
     def _drop_segment(self, position: int) -> None:
@@ -316,7 +315,7 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
             else:
                 boundary = following
                 if boundary is self._ordinary_start:
-                    self._low_zones_used = False
+                    self.low_zones_used = False
         if boundary is not self._finished_end and boundary is not self.fake_free_list_head:
             self._drop_leading_segments()
         return taken
@@ -345,12 +344,11 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
                 return
             self._drop_segment(0)
 
-    def check_integrity(self) -> None:
-        """Raise :class:`IntegrityError` unless both directions agree, the count is right and
-        each block lies in the segment of its target. O(free blocks)."""
-        by_boundary = {id(end): target for target, end in self._ends.items()}
-        count, waiting = 0, list[KVCacheBlock]()
-        order: list[Target] = []
+    def segments(self) -> "list[tuple[Target, list[KVCacheBlock]]]":
+        """Every segment and its blocks, in order; :class:`IntegrityError` if the links of
+        two neighbours disagree. O(free blocks)."""
+        targets = {id(end): target for target, end in self._ends.items()}
+        found, waiting = list[tuple[Target, list[KVCacheBlock]]](), list[KVCacheBlock]()
         node = self.fake_free_list_head
         while node.next_free_block is not None:
             if node.next_free_block.prev_free_block is not node:
@@ -359,23 +357,8 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
             if node.block_id >= 0:
                 waiting.append(node)
             elif node is not self.fake_free_list_tail:
-                order.append(by_boundary[id(node)])
-                self._check_segment(order[-1], waiting)
-                count += len(waiting)
+                found.append((targets[id(node)], waiting))
                 waiting = []
-        if waiting or node is not self.fake_free_list_tail or count != self.num_free_blocks:
-            raise IntegrityError(f"{count} blocks are linked, {self.num_free_blocks} counted")
-        if order != sorted(self._ends) or order[4:] != self._protected:
-            raise IntegrityError("the segments are out of order")
-
-    def _check_segment(self, segment: Target, blocks: list[KVCacheBlock]) -> None:
-        if blocks and segment <= DEMOTED and not self._low_zones_used:
-            raise IntegrityError("finished or demoted blocks would be passed over")
-        over = segment >= FIRST_PROTECTED and target_tick(segment) <= self._marks.now_tick
-        for block in blocks:
-            holder = self._marks.holders[block.block_id]
-            target = ORDINARY if holder is None else holder.target
-            if target != segment and not (over and target < segment):
-                raise IntegrityError(
-                    f"block {block.block_id} lies in {segment:#x}, not {target:#x}"
-                )
+        if waiting or node is not self.fake_free_list_tail or len(found) != len(self._ends):
+            raise IntegrityError("the list of free blocks is broken")
+        return found

@@ -193,7 +193,7 @@ class SessionAwareManager:
         table, claims = self._table, self.claims
         if table is None or claims is None:
             return (0,)
-        return 1, claims.num_records, table.num_protected, *table.zone_sizes
+        return 1, claims.num_records, table.ledger.num_protected, *table.ledger.zone_sizes
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""

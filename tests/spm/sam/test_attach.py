@@ -10,6 +10,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from spm.config import SamConfig
 from spm.metrics import Counters, Metric, metric_key
 from spm.sam.attach import attach
+from spm.sam.audit import audit_table
 from spm.sam.manager import SessionAwareManager
 from tests.clock import FakeClock
 from tests.spm.sam.kit import BLOCK_TOKENS, ref_of, ttl
@@ -99,6 +100,6 @@ def test_the_present_order_is_kept_and_the_null_block_stays_out() -> None:
     assert pool.free_block_queue is table.queue
     assert [block.block_id for block in table.queue.get_all_free_blocks()] == before
     assert pool.get_num_free_blocks() == 5
-    table.check_integrity(())
+    audit_table(table, ())
     pool.free_blocks([used[1], used[3]])
     assert len(pool.get_new_blocks(7)) == 7

@@ -10,7 +10,7 @@ A, B = ref_of("a", "one"), ref_of("b", "two")
 
 def charged(rig: Rig) -> dict[int, int]:
     rig.sam.check_integrity()
-    return dict(rig.table._tenant_blocks)
+    return dict(rig.table.ledger.tenant_blocks)
 
 
 def test_the_prefix_is_protected_first_and_the_rest_associated() -> None:

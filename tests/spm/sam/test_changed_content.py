@@ -25,7 +25,7 @@ def test_a_block_freed_without_content_is_not_kept() -> None:
     rig.free(reader)
     assert rig.zone(ids) is Zone.ORDINARY
     assert rig.order()[:2] == ids[::-1]
-    assert rig.table.num_protected == 0
+    assert rig.table.ledger.num_protected == 0
     rig.sam.check_integrity()
 
 
@@ -34,7 +34,7 @@ def test_a_block_freed_with_other_content_is_not_kept() -> None:
     reader = refilled(rig)
     rig.free(reader)
     assert rig.zone(reader.ids) is Zone.ORDINARY
-    assert rig.table.num_protected == 0
+    assert rig.table.ledger.num_protected == 0
     rig.sam.check_integrity()
 
 
@@ -61,5 +61,5 @@ def test_a_hint_without_a_request_is_not_about_content_that_has_gone() -> None:
     ids = rig.turn(A, None, 1, 2)
     assert sorted(rig.other(7, 8)) == sorted(ids)
     _, done = rig.sam.retain(A, ttl(60))
-    assert (done.blocks, rig.table.num_protected) == (0, 0)
+    assert (done.blocks, rig.table.ledger.num_protected) == (0, 0)
     assert rig.zone(ids) is Zone.ORDINARY

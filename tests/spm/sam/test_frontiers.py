@@ -120,7 +120,7 @@ def test_tenants_beyond_the_table_share_the_last_place(monkeypatch: pytest.Monke
     for name in "abcd":
         rig.turn(ref_of("s", name), HOUR, ord(name))
     assert len(rig.claims._tenants) == 2
-    assert rig.table._tenant_blocks == {0: 1, 1: 3}
+    assert rig.table.ledger.tenant_blocks == {0: 1, 1: 3}
     rig.sam.check_integrity()
 
 
@@ -152,5 +152,5 @@ def test_a_reset_of_the_prefix_cache_ends_every_claim() -> None:
     assert rig.pool.reset_prefix_cache()
     rig.sam.tick(int(rig.clock.now_s))
     assert rig.zone(ids) is Zone.ORDINARY
-    assert (rig.claims.num_records, rig.table.num_marked) == (0, 0)
+    assert (rig.claims.num_records, rig.table.ledger.num_marked) == (0, 0)
     rig.sam.check_integrity()

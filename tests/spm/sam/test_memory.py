@@ -31,7 +31,7 @@ def table_bytes(table: BlockTable) -> int:
         if isinstance(value, (array, bytearray, list)) and len(value) == NUM_BLOCKS
     ]
     assert len(columns) >= 3, "blocks, holders, owners"
-    return sum(map(sys.getsizeof, columns)) - sys.getsizeof(table._blocks)
+    return sum(map(sys.getsizeof, columns)) - sys.getsizeof(table.blocks)
 
 
 def test_the_table_takes_at_most_120_bytes_a_block() -> None:

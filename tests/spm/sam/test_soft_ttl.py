@@ -16,12 +16,12 @@ LATER = AgentHint(state=SessionState.WAITING_USER)
 def test_with_everything_protected_every_allocation_succeeds() -> None:
     rig, stock = Rig(16), BlockPool(16, True, BLOCK_TOKENS)
     rig.turn(A, ttl(3600), *range(15))
-    assert rig.table.num_protected == 15
+    assert rig.table.ledger.num_protected == 15
     for n in (1, 5, 9):
         taken = rig.pool.get_new_blocks(n)
         assert len(taken) == len(stock.get_new_blocks(n))
         assert rig.counted(Metric.SAM_OVERRIDDEN_BLOCKS) == n
-    assert rig.table.num_protected == 0
+    assert rig.table.ledger.num_protected == 0
     with pytest.raises(ValueError, match="free blocks"):
         rig.pool.get_new_blocks(1)
     rig.sam.check_integrity()
@@ -95,7 +95,7 @@ def test_a_tick_moves_at_most_so_many_and_goes_on_at_the_next(
     rig.after(6)
     for _ in range(4):
         left.append(rig.zones(ids).count(Zone.SOON))
-        assert rig.table.num_protected == 0, "they do not count any more"
+        assert rig.table.ledger.num_protected == 0, "they do not count any more"
         rig.sam.tick(int(rig.clock.now_s))
     assert left == [5, 2, 0, 0]
     assert rig.counted(Metric.SAM_EXPIRED_BLOCKS) == 8
@@ -117,5 +117,5 @@ def test_empty_segments_are_dropped_also_when_nothing_is_marked_any_more() -> No
         rig.sam.closed(A)
         rig.after(1.0 + n % 2)
     rig.after(5)
-    assert rig.table.num_marked == 0
+    assert rig.table.ledger.num_marked == 0
     assert len(rig.segments()) == 4

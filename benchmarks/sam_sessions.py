@@ -51,6 +51,10 @@ class _CacheManager:
     block_pool: BlockPool
     owned: dict[str, list[KVCacheBlock]]
 
+    @property
+    def coordinator(self) -> SimpleNamespace:
+        return SimpleNamespace(single_type_managers=())
+
     def get_blocks(self, request_id: str) -> SimpleNamespace:
         return SimpleNamespace(blocks=(self.owned[request_id],))
 

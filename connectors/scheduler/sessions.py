@@ -4,6 +4,7 @@ Owned by the scheduler thread. Keeps a record only of requests that name a sessi
 a hint; every other request passes with one look at three fields.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
     from vllm.v1.request import Request
 
+logger = logging.getLogger(__name__)
 _SESSIONS, _SESSION_KEYS = metric_key(Metric.SESSIONS), metric_key(Metric.SESSION_KEYS)
 
 
@@ -69,7 +71,12 @@ class SessionHooks:
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """Before the first step: the pool whose order of free blocks hints decide."""
         self._kv_cache_manager = kv_cache_manager
-        self.sam.bind(kv_cache_manager.block_pool)
+        pool = kv_cache_manager.block_pool
+        managers = kv_cache_manager.coordinator.single_type_managers
+        if any(manager.block_pool is not pool for manager in managers):
+            logger.warning("hints will not act on vLLM's block pool: this model has several pools")
+            return
+        self.sam.bind(pool)
 
     # --- a request's life --------------------------------------------------------------
 
@@ -168,6 +175,8 @@ class SessionHooks:
         self, request: "Request", index: int, start: int, stop: int
     ) -> "list[BlockHashWithGroupId]":
         """What vLLM calls blocks ``start..stop`` of a group, as far as they are full."""
+        if self._geometry.groups[index].block_tokens % self._geometry.hash_tokens:
+            return []
         keys = self._geometry.published_keys(request, self._geometry.groups[index], start, stop)
         return cast("list[BlockHashWithGroupId]", keys)
 

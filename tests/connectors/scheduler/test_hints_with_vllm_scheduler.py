@@ -4,9 +4,14 @@ others wanted room, and what happens to hints when requests are preempted or abo
 from typing import Any
 
 import pytest
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
+from connectors.scheduler.sessions import SessionHooks
+from spm.config import SpmConfig
 from spm.metrics import Metric, metric_key
+from tests.connectors.scheduler.kit import geometry_of
 from tests.connectors.scheduler.scenarios import MODELS, TAIL, Build, parts, right
 from tests.connectors.scheduler.simulated_engine import Engine
 
@@ -127,3 +132,23 @@ def test_a_reset_of_the_prefix_cache_ends_every_claim(build: Build) -> None:
     gauges = engine.half.sessions.sam.gauges()
     assert gauges[metric_key(Metric.SAM_RECORDS)] == 0
     assert gauges[metric_key(Metric.SAM_PROTECTED_BLOCKS)] == 0
+
+
+@full
+def test_a_model_with_several_pools_keeps_vllms_order(build: Build) -> None:
+    """Block ids of one pool mean nothing in another."""
+    engine = build(num_blocks=40, extra=_HINTS_ONLY)
+    manager = engine.scheduler.kv_cache_manager
+    hooks = SessionHooks(
+        SpmConfig(host_bytes=0),
+        geometry_of(MODELS["full"]),
+        1,
+        engine.counters,
+        lambda: engine.now_s,
+    )
+    stock = FreeKVCacheBlockQueue(manager.block_pool.free_block_queue.get_all_free_blocks())
+    manager.block_pool.free_block_queue = stock
+    manager.coordinator.single_type_managers[0].block_pool = BlockPool(8, True, 4)
+    hooks.bind(manager)
+    assert manager.block_pool.free_block_queue is stock
+    assert hooks.gauges()[metric_key(Metric.SAM_ACTIVE)] == 0

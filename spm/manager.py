@@ -111,8 +111,10 @@ class SessionAwarePoolingManager:
         A session is not idle while a request of its own or of a descendant runs, however
         long that takes.
         """
-        for ref in self._wheel.advance():
-            if any(one in self._active for one in self.tracker.subtree(ref)):
+        due = self._wheel.advance()
+        busy = self._busy() if due else set()
+        for ref in due:
+            if ref in busy:
                 self._wheel.register(ref, self._session_ttl_s)
             elif self._close(ref):
                 self._counters.add(Metric.FORGOTTEN, label="expired")
@@ -127,8 +129,21 @@ class SessionAwarePoolingManager:
         since_s = self.tracker.idle_since_s(ref)
         return 0.0 if since_s is None else self._clock() - since_s
 
+    def _busy(self) -> set[SessionRef]:
+        """Sessions with a request of their own or of a descendant."""
+        busy: set[SessionRef] = set()
+        for active in self._active:
+            ref: SessionRef | None = active
+            while ref is not None and ref not in busy:
+                busy.add(ref)
+                ref = self.tracker.parent_of(ref)
+        return busy
+
     def _keep(self, ref: SessionRef, keep_s: float = 0.0) -> None:
-        self._wheel.register(ref, max(self._session_ttl_s, keep_s))
+        """Remember it at least so long; what was promised before stands."""
+        deadline_s = self._wheel.deadline_s(ref)
+        left_s = deadline_s - self._clock() if deadline_s is not None else 0.0
+        self._wheel.register(ref, max(self._session_ttl_s, keep_s, left_s))
 
     def _end_request(self, ref: SessionRef) -> None:
         left = self._active.get(ref, 0) - 1

@@ -17,7 +17,7 @@ class Refusal(enum.Enum):
     """Why a call was not carried out in full."""
 
     CYCLE = "cycle"
-    """The parent is the session itself or one of its descendants."""
+    """The parent is the session itself or one of its descendants, or too many levels deep."""
     OTHER_TENANT = "other_tenant"
     """The parent belongs to another tenant."""
     NEGATIVE_INDEX = "negative_index"

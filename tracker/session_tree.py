@@ -3,6 +3,9 @@
 from tracker.errors import IntegrityError
 from tracker.ids import SessionRef
 
+MAX_DEPTH = 64
+"""Links from a root to the deepest session: walks along them stay short."""
+
 
 class SessionTree:
     """A forest of sessions; only links are stored, a session without any costs nothing.
@@ -18,21 +21,36 @@ class SessionTree:
         self._children: dict[SessionRef, dict[SessionRef, None]] = {}
 
     def set_parent(self, child: SessionRef, parent: SessionRef) -> bool:
-        """Put ``child`` under ``parent``, leaving an earlier parent. O(depth of ``parent``).
+        """Put ``child`` under ``parent``, leaving an earlier parent. O(:data:`MAX_DEPTH`), plus
+        the subtree of ``child``.
 
-        False, and nothing changes, when that would close a cycle.
+        False, and nothing changes, when that would close a cycle or make a tree too deep.
         """
         if self._parent.get(child) == parent:
             return True
-        ancestor: SessionRef | None = parent
-        while ancestor is not None:
+        depth, ancestor = 0, parent
+        while True:
             if ancestor == child:
                 return False
-            ancestor = self._parent.get(ancestor)
+            above = self._parent.get(ancestor)
+            depth += 1
+            if above is None:
+                break
+            ancestor = above
+        if depth + self._height(child) > MAX_DEPTH:
+            return False
         self._unlink(child)
         self._parent[child] = parent
         self._children.setdefault(parent, {})[child] = None
         return True
+
+    def _height(self, ref: SessionRef) -> int:
+        """Links to the deepest descendant."""
+        height, level = 0, list(self._children.get(ref, ()))
+        while level:
+            height += 1
+            level = [below for one in level for below in self._children.get(one, ())]
+        return height
 
     def parent_of(self, ref: SessionRef) -> SessionRef | None:
         """The parent, or None for a root or an unknown session."""

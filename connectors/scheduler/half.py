@@ -80,6 +80,7 @@ class SchedulerHalf:
         self, request: "Request", local_tokens: int
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
+        self.sessions.admitted(request.request_id, local_tokens)
         if self.pooling is None:
             return 0, False
         return self.pooling.get_num_new_matched_tokens(request, local_tokens)

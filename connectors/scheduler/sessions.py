@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _SESSIONS, _SESSION_KEYS = metric_key(Metric.SESSIONS), metric_key(Metric.SESSION_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SessionRequest:
     """One request of a session, from arrival to end."""
 
@@ -39,6 +39,8 @@ class _SessionRequest:
     ref: SessionRef
     hint: RequestHint
     arrived_s: float
+    hit_tokens: int | None = None
+    """That the GPU pool had when the request was first admitted."""
 
 
 class SessionHooks:
@@ -99,6 +101,12 @@ class SessionHooks:
             )
         return hint.ref
 
+    def admitted(self, request_id: str, hit_tokens: int) -> None:
+        """vLLM found so many tokens of the prompt in its own pool."""
+        known = self._requests.get(request_id)
+        if known is not None and known.hit_tokens is None:
+            known.hit_tokens = hit_tokens
+
     def request_finished(self, request: "Request", *, loading: bool) -> dict[str, Any] | None:
         """Before vLLM frees the blocks, so that no hint can be late. ``loading``: the blocks
         hold nothing yet. Returns what to tell the client."""
@@ -114,8 +122,9 @@ class SessionHooks:
         outcome: dict[str, Any] = {"session_id": known.ref.session_id}
         keep_s = 0.0
         if any(groups):
+            hit_blocks = (known.hit_tokens or 0) // self._geometry.alignment_tokens
             retention, edits = self.sam.finished(
-                known.ref, known.hint.hint, known.arrived_s, groups
+                known.ref, known.hint.hint, known.arrived_s, groups, hit_blocks
             )
             keep_s = retention.ttl_s
             outcome["class"] = retention.zone.name.lower()
@@ -131,7 +140,7 @@ class SessionHooks:
         """With the block before the first one still held of a sliding window: vLLM let it go
         while the last, unfinished block was being filled, and a hit that ends at the last
         full block needs it."""
-        if not self._has_windows or self._kv_cache_manager is None:
+        if not self._has_windows or self._kv_cache_manager is None or self.sam.claims is None:
             return groups
         pool, completed = self._kv_cache_manager.block_pool, []
         for index, (group, blocks) in enumerate(zip(self._geometry.groups, groups, strict=True)):
@@ -152,7 +161,7 @@ class SessionHooks:
             self._tick = tick
             self.changed = True
             self.manager.tick()
-        for request_id in preempted:
+        for request_id in preempted if self.sam.claims is not None else ():
             known = self._requests.get(request_id)
             if known is not None and known.hint.hint is not None:
                 groups = self._cached_blocks(known.request)

@@ -9,7 +9,7 @@ from spm.http.errors import RequestError
 UTILITY = "spm_manage"
 WIRE_VERSION = 1
 DEADLINE_S = 10.0
-MAX_UNANSWERED = 256
+MAX_UNANSWERED = 32
 """Calls that the engines may owe an answer to, those given up on included."""
 
 Answer = dict[str, Any]

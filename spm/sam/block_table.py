@@ -225,6 +225,11 @@ class BlockTable:
         holder = self.holders[block_id]
         return holder is by or (isinstance(holder, Sharing) and by.number in holder.members)
 
+    def has_session(self, block_id: int) -> bool:
+        """Whether some session holds the block for what is in it."""
+        held = isinstance(self.holders[block_id], (Reservation, Sharing))
+        return held and self.is_intact(block_id)
+
     def is_intact(self, block_id: int) -> bool:
         """Whether the content that the block is held for is still in it."""
         owner = self.owners[block_id]
@@ -262,7 +267,10 @@ class BlockTable:
 
     def relieve(self) -> bool:
         """A late or skipped tick must not keep an expired block from being taken."""
-        self._end_reservations(math.floor(self._clock()))
+        now_tick = math.floor(self._clock())
+        if not self.queue.any_expired(now_tick):
+            return False
+        self._end_reservations(now_tick)
         while self.queue.any_expired(self.now_tick):
             if self._move_expired():
                 return True
@@ -270,10 +278,8 @@ class BlockTable:
 
     def _end_reservations(self, now_tick: int) -> None:
         """Protection whose time has come ends for all its blocks at once."""
-        if now_tick <= self.now_tick:
-            return
-        self.now_tick = now_tick
-        for one in self._endings.due(now_tick):
+        self.now_tick = max(self.now_tick, now_tick)
+        for one in self._endings.due(self.now_tick):
             self._counters.add(Metric.SAM_EXPIRED_BLOCKS, one.blocks)
             self.retarget(one, ORDINARY)
 

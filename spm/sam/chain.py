@@ -36,18 +36,21 @@ def claim_chain(
     groups: "Sequence[Sequence[KVCacheBlock]]",
     targets: Targets,
     strong_stops: Sequence[int] | None,
+    hits: Sequence[int],
 ) -> Association:
     """Let ``frontier`` hold the blocks of a request that ends, by group and logical index,
     instead of what it held before. ``strong_stops``: by group, the places before it are
-    protected; None: all."""
+    protected; None: all. ``hits``: by group, the places that were in the pool already when
+    the request came."""
     done = Association()
     kept = []
     for group, blocks in enumerate(groups):
-        done.late += bool(blocks) and _is_free(blocks)
+        done.late += _is_free(blocks)
         ids = hashed_ids(blocks)
         kept.append(frontier.common_prefix(group, ids))
         frontier.cut(group, kept[group], DEMOTED)
         frontier.ids[group] += ids[kept[group] :]
+        _note_borrowed(frontier, group, kept[group], min(hits[group], len(ids)))
     for one in (frontier.strong, frontier.weak):
         frontier.table.accept_losses(one)
     _renew(frontier, targets)
@@ -78,10 +81,21 @@ def reclaim_chain(
         _put_right(frontier, group)
 
 
+def _note_borrowed(frontier: Frontier, group: int, start: int, stop: int) -> None:
+    """Hits that no session holds were computed for nobody's session."""
+    table, ids = frontier.table, frontier.ids[group]
+    borrowed = min(frontier.borrowed[group], start)
+    for index in range(stop - 1, start - 1, -1):
+        if ids[index] != NO_BLOCK and not table.has_session(ids[index]):
+            borrowed = index + 1
+            break
+    frontier.borrowed[group] = borrowed
+
+
 def _is_free(blocks: "Sequence[KVCacheBlock]") -> bool:
     """Whether vLLM has freed a request's blocks, which it does all at once."""
-    last = blocks[-1]
-    return last.ref_cnt == 0 and not last.is_null
+    last = next((block for block in reversed(blocks) if not block.is_null), None)
+    return last is not None and last.ref_cnt == 0
 
 
 def _renew(frontier: Frontier, targets: Targets) -> None:

@@ -76,11 +76,13 @@ class SessionClaims:
         retention: Retention,
         *,
         ended: bool = True,
+        hit_blocks: int = 0,
     ) -> Association:
         """A request of the session ends; its blocks, by group and logical index, are still
         its own. Supersedes what requests left that had ended when this one arrived.
 
-        ``ended`` False: it was interrupted, and its end will supersede this.
+        ``ended`` False: it was interrupted, and its end will supersede this. ``hit_blocks``:
+        logical blocks that were in the pool already when it came.
         """
         held = self._touch(ref)
         strong, weak = self._said(held, retention)
@@ -88,7 +90,8 @@ class SessionClaims:
         held.frontiers = [f for f in held.frontiers if f not in old]
         frontier = old.pop() if old else self._new_frontier(held, len(groups))
         self.num_records -= frontier.num_places
-        done = claim_chain(frontier, groups, (strong, weak), self._strong_stops(retention))
+        stops, hits = self._strong_stops(retention), [hit_blocks * s for s in self._scales]
+        done = claim_chain(frontier, groups, (strong, weak), stops, hits)
         frontier.finished_s = self._clock() if ended else arrived_s
         frontier.interrupted = not ended
         self.num_records += frontier.num_places

@@ -116,9 +116,10 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         if n == 0:
             return []
         assert self.num_free_blocks >= n
-        if self._ledger.num_marked:
+        if self._ledger.num_marked or self._protected:
             return self._pop_marked(n)
-        # Nothing is marked: as in vLLM, and the end of the segment cannot come in between.
+        # All free blocks are ordinary (in a protected segment, some would still wait to be
+        # moved): as in vLLM, and the end of the segment cannot come in between.
         start = self._ordinary_start
         block: Any = start.next_free_block  # Any here and below: a linked node has neighbours
         self.num_free_blocks -= n

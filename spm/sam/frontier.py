@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from spm.sam.block_table import BlockTable
 from spm.sam.holders import Reservation
-from spm.sam.zones import Target
+from spm.sam.zones import ORDINARY, Target
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -31,7 +31,7 @@ class Frontier:
     where a cap or the hint's ``block_offset`` keeps them from being protected.
     """
 
-    __slots__ = ("finished_s", "ids", "interrupted", "strong", "table", "weak")
+    __slots__ = ("borrowed", "finished_s", "ids", "interrupted", "strong", "table", "weak")
 
     def __init__(
         self, table: BlockTable, num_groups: int, strong: Reservation, weak: Reservation
@@ -41,6 +41,9 @@ class Frontier:
         self.weak = weak
         self.ids: list[list[int]] = [[] for _ in range(num_groups)]
         """By group and logical index."""
+        self.borrowed = [0] * num_groups
+        """By group: places before it may hold what requests of nobody's session computed and
+        go on using. The session does not give that away early."""
         self.finished_s = 0.0
         """Clock reading; a request that arrived later supersedes it."""
         self.interrupted = False
@@ -100,6 +103,8 @@ class Frontier:
         one = self.claimant_at(block_id)
         if one is None:
             return False
+        if index < self.borrowed[group]:
+            leave = ORDINARY
         return self.table.release(block_id, one, leave, own_refs)
 
     def cut(self, group: int, length: int, leave: Target) -> None:

@@ -96,8 +96,10 @@ class SessionAwareManager:
         hint: AgentHint | None,
         arrived_s: float,
         groups: "Sequence[Sequence[KVCacheBlock]]",
+        hit_blocks: int = 0,
     ) -> tuple[Retention, list[EditResult]]:
         """A session's request ends and still has its blocks: claim them, then edit.
+        ``hit_blocks``: logical blocks that were in the pool already when it came.
 
         Without a hint, what the session said before goes on while it has not expired.
         """
@@ -106,7 +108,7 @@ class SessionAwareManager:
             return ASSOCIATED, []
         started_s = perf_counter()
         retention = self._retention(hint) if hint else self.claims.standing(ref)
-        done = self.claims.associate(ref, arrived_s, groups, retention)
+        done = self.claims.associate(ref, arrived_s, groups, retention, hit_blocks=hit_blocks)
         if retention.zone is Zone.FINISHED:
             self.claims.release(ref, FINISHED, own_refs=1)
         results = [self.edit(ref, one, own_refs=1) for one in hint.edits] if hint else []

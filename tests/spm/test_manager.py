@@ -239,3 +239,15 @@ def test_a_session_is_kept_as_long_as_its_hint_asks() -> None:
     assert bench.open == [A]
     bench.tick_after(2)
     assert bench.open == []
+
+
+def test_a_promise_is_not_cut_short_by_what_comes_later() -> None:
+    bench = Bench()
+    bench.handle(SessionOpened(A), RequestStarted(A), RequestEnded(A, keep_s=600))
+    bench.tick_after(1)
+    bench.handle(SessionOpened(B, parent=A), RequestStarted(B), RequestEnded(B))
+    bench.handle(SessionOpened(A), RequestStarted(A), RequestEnded(A))
+    bench.tick_after(590)
+    assert bench.open == [A]
+    bench.tick_after(12)
+    assert bench.open == []

@@ -152,3 +152,24 @@ def test_a_model_with_several_pools_keeps_vllms_order(build: Build) -> None:
     hooks.bind(manager)
     assert manager.block_pool.free_block_queue is stock
     assert hooks.gauges()[metric_key(Metric.SAM_ACTIVE)] == 0
+
+
+@full
+@pytest.mark.parametrize("state", ["finished", None])
+def test_what_was_nobodys_session_is_not_given_away(build: Build, state: str | None) -> None:
+    """A prefix that requests without a session use is not a session's to give up first."""
+    engine = build(num_blocks=64, extra=_HINTS_ONLY)
+    common = prompt_of(1, 24)
+    engine.add("anonymous", common)
+    engine.run()
+    hint = {"state": state} if state else {}
+    engine.add("session", [*common, 5, 5, 5, 5, 6, 6, 6, 6], session="s", hint=hint)
+    engine.run()
+    if state is None:  # it goes on with another prompt, and the old one is superseded
+        engine.add("other", prompt_of(9), session="s", hint=hint)
+        engine.run()
+    sizes = engine.half.sessions.sam.gauges()
+    low = [sizes[metric_key(Metric.SAM_BLOCKS, zone)] for zone in ("finished", "demoted")]
+    assert 0 < sum(low) <= 4, "only what it computed itself"
+    press(engine, 1)
+    assert hit_tokens(engine, "anonymous again", common) == 20

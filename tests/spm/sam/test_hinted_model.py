@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spm.agent_hint import AgentHint, BlockRange, CacheControl, Edit, EditType, SessionState
 from spm.metrics import Metric, metric_key
+from spm.sam import block_table
 from spm.sam.policy import decide
 from spm.sam.zones import FIRST_PROTECTED, PROTECTED, Zone
 from tests.spm.sam.kit import Rig, Running, ref_of
@@ -181,7 +182,7 @@ class HintedMachine(RuleBasedStateMachine):
     def tick(self) -> None:
         self.rig.sam.tick(int(self.rig.clock.now_s))
         now = math.floor(self.naive.now_s)
-        if now > self.noticed:
+        if now > self.noticed and block_table._RELIEF_BLOCKS > NUM_BLOCKS:
             for zone, second, ids in self.rig.segments():
                 assert zone not in PROTECTED or second > now or not ids
         self.noticed = now
@@ -248,8 +249,19 @@ class CappedMachine(HintedMachine):
         assert max(charged.values(), default=0) <= int(self.tenant_share * NUM_BLOCKS)
 
 
+class BackloggedMachine(HintedMachine):
+    """Expired blocks are moved two at a time, so that some are always left for later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relief, block_table._RELIEF_BLOCKS = block_table._RELIEF_BLOCKS, 2
+
+    def teardown(self) -> None:
+        block_table._RELIEF_BLOCKS = self.relief
+
+
 TestHintedMachine = HintedMachine.TestCase
 TestCappedMachine = CappedMachine.TestCase
-TestHintedMachine.settings = TestCappedMachine.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None
-)
+TestBackloggedMachine = BackloggedMachine.TestCase
+for case in (TestHintedMachine, TestCappedMachine, TestBackloggedMachine):
+    case.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -119,3 +119,20 @@ def test_empty_segments_are_dropped_also_when_nothing_is_marked_any_more() -> No
     rig.after(5)
     assert rig.table.ledger.num_marked == 0
     assert len(rig.segments()) == 4
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_no_boundary_is_handed_out_while_expired_blocks_wait(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Nothing is protected any more, and most of it still lies where it was."""
+    monkeypatch.setattr(block_table, "_RELIEF_BLOCKS", 2)
+    rig = Rig(16)
+    rig.turn(A, ttl(5), *range(15))
+    rig.clock.now_s += 6
+    if not late:
+        rig.sam.tick(int(rig.clock.now_s))
+    taken = [block.block_id for block in rig.pool.get_new_blocks(12)]
+    assert len(set(taken)) == 12
+    assert min(taken) > 0
+    rig.sam.check_integrity()

@@ -68,13 +68,15 @@ class SamConfig:
     """What hints may do to vLLM's own block pool, and who may manage sessions."""
 
     enabled: bool = field(
-        default=True, metadata={"doc": "act on hints; false: vLLM's own block order and endpoints"}
+        default=True,
+        metadata={"doc": "act on hints; false: hints are ignored and there are no session routes"},
     )
     ranges: bool = field(
         default=True, metadata={"doc": "accept hints about a part of a session's blocks"}
     )
     remote_operations: bool = field(
-        default=True, metadata={"doc": "accept `offload` and `prefetch`"}
+        default=True,
+        metadata={"doc": "accept `offload` and `prefetch` (they answer `unsupported` for now)"},
     )
     max_protected_share: float = _number(
         0.5, 0.0, 1.0, "share of the pool that hints may protect, all tenants together"

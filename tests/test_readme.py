@@ -32,7 +32,8 @@ def settings_rows(cls: Any = SpmConfig, prefix: str = "") -> Iterator[str]:  # n
         allowed = f"{low:,} to {high:,}" if field.metadata.get("range") else ""
         if not allowed and get_args(field.type):
             allowed = ", ".join(f"`{choice}`" for choice in get_args(field.type))
-        default = "required" if field.default is MISSING else f"`{field.default}`"
+        shown = json.dumps(field.default) if field.default in (True, False, "") else field.default
+        default = "required" if field.default is MISSING else f"`{shown}`"
         yield f"| `{name}` | {default} | {allowed} | {field.metadata.get('doc', '')} |"
 
 

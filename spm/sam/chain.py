@@ -71,10 +71,9 @@ def reclaim_chain(
     done: Association,
 ) -> None:
     """The same for what the frontier holds already, its blocks in use or free."""
-    for group, ids in enumerate(frontier.ids):
-        for index in range(len(ids) - 1, -1, -1):
-            if ids[index] != NO_BLOCK and not frontier.holds(ids[index]):
-                frontier.release(group, index, ORDINARY)
+    for group, index in frontier.places():
+        if not frontier.holds(frontier.ids[group][index]):
+            frontier.release(group, index, ORDINARY)
     _renew(frontier, targets)
     _divide(frontier, strong_stops, done)
     for group in range(len(frontier.ids)):

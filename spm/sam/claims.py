@@ -155,20 +155,19 @@ class SessionClaims:
 
     def num_blocks(self, ref: SessionRef) -> int:
         """Blocks of the session's newest branch, all groups."""
-        ids = self._newest(ref)
-        return sum(len(group) - group.count(NO_BLOCK) for group in ids)
+        newest = self._newest(ref)
+        return sum(len(ids) - ids.count(NO_BLOCK) for ids in newest.ids) if newest else 0
 
     def num_resident(self, ref: SessionRef) -> int:
         """How many of these still have their block in the GPU pool. O(blocks)."""
-        held = self._held.get(ref)
-        if held is None or not held.frontiers:
-            return 0
-        holds = held.frontiers[-1].holds
-        return sum(holds(block_id) for group in self._newest(ref) for block_id in group)
+        newest = self._newest(ref)
+        return (
+            sum(newest.holds(block_id) for ids in newest.ids for block_id in ids) if newest else 0
+        )
 
-    def _newest(self, ref: SessionRef) -> list[list[int]]:
+    def _newest(self, ref: SessionRef) -> Frontier | None:
         held = self._held.get(ref)
-        return held.frontiers[-1].ids if held and held.frontiers else []
+        return held.frontiers[-1] if held and held.frontiers else None
 
     def standing(self, ref: SessionRef) -> Retention:
         """What the session said last, if that still holds: a request that says nothing

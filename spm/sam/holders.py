@@ -80,7 +80,7 @@ class Sharing(Holder):
         self.members[member.number] = member
         if self._heap is not None:
             heapq.heappush(self._heap, (-member.target, member.number))
-            if len(self._heap) > 2 * len(self.members) + 8:
+            if self._is_bloated():
                 self._rebuild()
         elif len(self.members) > _FEW:
             self._rebuild()
@@ -88,9 +88,13 @@ class Sharing(Holder):
     def discard(self, member: Reservation) -> bool:
         """One reservation fewer; False if it was none of them."""
         known = self.members.pop(member.number, None) is not None
-        if self._heap is not None and len(self._heap) > 2 * len(self.members) + 8:
+        if self._is_bloated():
             self._rebuild()
         return known
+
+    def _is_bloated(self) -> bool:
+        """Whether too many entries are of members that left or said something else since."""
+        return self._heap is not None and len(self._heap) > 2 * len(self.members) + 8
 
     def _rebuild(self) -> None:
         self._heap = None
@@ -116,7 +120,7 @@ class Sharing(Holder):
         best = self.best()
         if (best and best.target) != (strongest and strongest.target):
             raise IntegrityError("the strongest member of a shared block is not known")
-        if self._heap is not None and len(self._heap) > 2 * len(self.members) + 8:
+        if self._heap is not None and self._is_bloated():
             raise IntegrityError(f"{len(self._heap)} entries for {len(self.members)} members")
 
 

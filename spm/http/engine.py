@@ -9,8 +9,10 @@ from spm.http.errors import RequestError
 UTILITY = "spm_manage"
 WIRE_VERSION = 1
 DEADLINE_S = 10.0
-MAX_UNANSWERED = 32
-"""Calls that the engines may owe an answer to, those given up on included."""
+MAX_UNANSWERED = 1024
+"""Calls that the engines may owe an answer to, those given up on included. Far above what
+clients keep waiting at once, because a slow step holds all of them: only a stuck engine
+meets it."""
 
 Answer = dict[str, Any]
 logger = logging.getLogger(__name__)

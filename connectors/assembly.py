@@ -1,6 +1,8 @@
 """Builds the halves from vLLM's configuration: the only place that knows all parts."""
 
 import logging
+import secrets
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,6 +12,8 @@ from connectors.groups import block_geometry, cache_geometry
 from connectors.kernels import attention_kernels
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupService
+from connectors.scheduler.store_keeper import StoreKeeper
+from connectors.stores.base import KVStore
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.worker.half import WorkerHalf, remote_breaker
@@ -46,23 +50,40 @@ def build_scheduler_half(
         vllm_config.parallel_config.world_size,
         lambda layouts: engine_fingerprint(vllm_config, geometry, layouts),
         _lookup_service(config, counters),
+        _store_keeper(config, vllm_config.parallel_config.world_size, counters),
+        f"{socket.gethostname()[:32]}-{secrets.token_hex(8)}",
         counters,
         clock,
     )
 
 
+def _store_keeper(config: SpmConfig, world_size: int, counters: Counters) -> StoreKeeper | None:
+    store = _key_store(config)
+    if store is None:
+        return None
+    breaker = remote_breaker(config, time.monotonic)
+    return StoreKeeper(store, breaker, counters, config, world_size)
+
+
 def _lookup_service(config: SpmConfig, counters: Counters) -> LookupService | None:
+    store = _key_store(config)
+    if store is None:
+        return None
+    return LookupService(store, remote_breaker(config, time.monotonic), counters)
+
+
+def _key_store(config: SpmConfig) -> KVStore | None:
+    """A client of the remote store for what is not about values."""
     remote = config.remote
     if remote is None:
         return None
-    store = create_remote_store(
+    return create_remote_store(
         remote.kind,
-        pool=BufferPool(1),  # existence queries carry no values
+        pool=BufferPool(1),
         url=remote.url,
         connect_timeout_s=min(remote.connect_timeout_s, config.lookup_deadline_s),
         ttl_s=remote.ttl_s or None,
     )
-    return LookupService(store, remote_breaker(config, time.monotonic), counters)
 
 
 def _warn(vllm_config: "VllmConfig") -> None:

@@ -10,7 +10,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from spm.keys import KeySpace, Rank
+from spm.residency import Tier
+from spm.work import WorkClass
 from tracker.ids import BlockKey
+
+NO_BLOCK_ID = -1
+"""In place of a block id: the value has no place in the GPU pool."""
 
 
 class LoadFailure(str, Enum):
@@ -21,17 +26,23 @@ class LoadFailure(str, Enum):
     CORRUPT = "corrupt"
     """There, but not what was asked for; treated as not there."""
     STORE = "store"
-    """The store could not answer."""
+    """The store could not answer, or the value was to be kept in the host tier and cannot
+    be: there is none, or it is too small. Says nothing about where the value is."""
     DEADLINE = "deadline"
     SKIPPED = "skipped"
     """An earlier block of the same prefix had already failed."""
     CANCELLED = "cancelled"
-    """The request was aborted."""
+    """Nobody wants it any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """One stored block and its place in the GPU pool."""
+    """One stored block and its place in the GPU pool.
+
+    ``NO_BLOCK_ID`` in a load: only have it in the host tier, which costs nothing but its
+    recency if it is there already. In a save: it is in the host tier, write it to the
+    remote.
+    """
 
     key: BlockKey
     block_id: int
@@ -42,8 +53,11 @@ class LoadCommand:
     """Fill these blocks, in prefix order. Always answered, whatever happens."""
 
     job_id: int
-    request_id: str
+    request_id: str | None
+    """``None``: no request of vLLM's waits for it, nor is vLLM told how it ended."""
     moves: tuple[BlockMove, ...]
+    work: WorkClass = WorkClass.LOAD
+    """``LOAD`` or ``PREFETCH``: all loads of a lower class are served first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,11 @@ class StepCommands(KVConnectorMetadata):
     cancelled_jobs: list[int] = field(default_factory=list)
     saves: list[BlockMove] = field(default_factory=list)
     """Copied out of the GPU pool at the end of this very step, before any later step can
-    reuse the blocks: no pins are needed and an abort or preemption changes nothing."""
+    reuse the blocks: no pins are needed and an abort or preemption changes nothing. What
+    has no block is written to the remote from the host tier, if it is still there then."""
+    linger: bool = False
+    """The scheduler half waits for somebody else than its workers: a step that computes
+    nothing waits briefly even if nothing moves on a rank."""
 
 
 @dataclass(slots=True)
@@ -80,11 +98,16 @@ class LoadResult:
     """How one rank's part of a load ended."""
 
     job_id: int
-    request_id: str
+    request_id: str | None
     host_keys: list[BlockKey] = field(default_factory=list)
     remote_keys: list[BlockKey] = field(default_factory=list)
     failed: dict[BlockKey, LoadFailure] = field(default_factory=dict)
     failed_block_ids: list[int] = field(default_factory=list)
+    """Places in the GPU pool of the failed blocks that have one."""
+    speeds: dict[Tier, tuple[int, float]] = field(default_factory=dict)
+    """Bytes and seconds, from asking to being in place, of the batches that arrived whole
+    from one tier. Seconds are summed over batches even if these ran at the same time; a
+    value that only had to stay in the host tier is no measure of its speed."""
 
 
 @dataclass(slots=True)

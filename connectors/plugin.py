@@ -6,6 +6,7 @@ between steps, also while the engine is idle.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -27,12 +28,14 @@ def register() -> None:
         setattr(EngineCore, UTILITY, spm_manage)
 
 
-def spm_manage(engine_core: EngineCore, request: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's utility call ``spm_manage``. Scheduler thread."""
+def spm_manage(
+    engine_core: EngineCore, request: dict[str, Any]
+) -> dict[str, Any] | Future[dict[str, Any]]:
+    """vLLM's utility call ``spm_manage``. Scheduler thread; vLLM itself waits for a future."""
     for connector in _connectors(engine_core.scheduler.get_kv_connector()):
         manage = getattr(connector, "manage", None)
         if manage is not None and type(connector).__name__ == _NAME:
-            answer: dict[str, Any] = manage(request)
+            answer: dict[str, Any] | Future[dict[str, Any]] = manage(request)
             return answer
     return dict(_NO_CONNECTOR)
 

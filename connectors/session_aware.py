@@ -6,6 +6,7 @@ hooks on the worker's main thread; the halves share nothing but metadata.
 
 import logging
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,8 +127,9 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         return self.scheduler_half.has_pending_work()
 
-    def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A management request, on the scheduler's thread between steps. Never raises."""
+    def manage(self, request: Mapping[str, Any]) -> "dict[str, Any] | Future[dict[str, Any]]":
+        """A management request, on the scheduler's thread between steps; what only the store
+        can answer is promised. Never raises."""
         return self.scheduler_half.manage(request)
 
     def reset_cache(self) -> bool | None:
@@ -166,12 +168,17 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Every load is reported as received; those that failed also as failed: by block
-        if recomputing can begin at the first of them, else by request."""
-        ended = self.worker_half.collect_loads()
-        self._results.extend(ended)
-        failed = {result.request_id for result in ended if result.failed}
+        if recomputing can begin at the first of them, else by request. vLLM is told
+        nothing of loads that none of its requests waits for."""
+        ended = [
+            (result.request_id, result)
+            for result in self.worker_half.collect_loads()
+            if result.request_id is not None
+        ]
+        self._results.extend(result for _, result in ended)
+        failed = {request_id for request_id, result in ended if result.failed}
         return KVConnectorTransferResults(
-            finished_recving={result.request_id for result in ended},
+            finished_recving={request_id for request_id, _ in ended},
             failed_recving=set() if self._fails_by_block else failed,
         )
 

@@ -39,6 +39,7 @@ _HINT_KEYS = (
 _CACHE_KEYS = ("type", "ttl", "block_offset")
 _MANAGEMENT_KEYS = ("manage_request", "edits")
 _BLOCK_KEYS = ("block_start", "block_end")
+_EDIT_KEYS = (*_BLOCK_KEYS, "target")
 
 _Parsed = TypeVar("_Parsed")
 _Kind = TypeVar("_Kind", bound=Enum)
@@ -50,6 +51,13 @@ class EditType(str, Enum):
     OFFLOAD = "offload"
     PREFETCH = "prefetch"
     EVICT = "evict"
+
+
+class PrefetchTarget(str, Enum):
+    """Where a prefetch puts what it loads."""
+
+    GPU = "gpu"
+    HOST = "host"
 
 
 class SessionState(str, Enum):
@@ -70,10 +78,12 @@ class BlockRange:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One management edit; ``blocks`` None means the whole session."""
+    """One management edit; ``blocks`` None means the whole session. Only a prefetch has a
+    say about its ``target``."""
 
     type: EditType
     blocks: BlockRange | None = None
+    target: PrefetchTarget = PrefetchTarget.GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +166,10 @@ def parse_cache_control(raw: object, path: str) -> CacheControl:
     return CacheControl(_seconds(given["ttl"], f"{path}.ttl", MAX_TTL_S), block_offset)
 
 
-def parse_blocks(raw: object, path: str) -> BlockRange | None:
-    """``{block_start?, block_end?}``: both or neither."""
-    return _range(_fields(raw, _BLOCK_KEYS, path), path)
+def parse_edit(kind: EditType, raw: object, path: str) -> Edit:
+    """``{block_start?, block_end?, target?}`` of an edit of type ``kind``: both or neither of
+    the first two, the last one only of a prefetch."""
+    return _edit_of(kind, _fields(raw, _EDIT_KEYS, path), path)
 
 
 def parse_expected_resume(raw: object, path: str) -> float:
@@ -185,8 +196,19 @@ def _management(raw: object, path: str) -> tuple[bool, tuple[Edit, ...]]:
 
 
 def _edit(raw: object, path: str) -> Edit:
-    given = _fields(raw, ("type", *_BLOCK_KEYS), path)
-    return Edit(_choice(EditType, given.get("type"), f"{path}.type"), _range(given, path))
+    given = _fields(raw, ("type", *_EDIT_KEYS), path)
+    return _edit_of(_choice(EditType, given.get("type"), f"{path}.type"), given, path)
+
+
+def _edit_of(kind: EditType, given: Mapping[str, object], path: str) -> Edit:
+    if "target" in given and kind is not EditType.PREFETCH:
+        raise _refused(f"{path}.target", given["target"], "only a prefetch has a target")
+    target = parse_optional(_target, given, "target", path) or PrefetchTarget.GPU
+    return Edit(kind, _range(given, path), target)
+
+
+def _target(raw: object, path: str) -> PrefetchTarget:
+    return _choice(PrefetchTarget, raw, path)
 
 
 def _range(given: Mapping[str, object], path: str) -> BlockRange | None:

@@ -97,6 +97,28 @@ class SamConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepAliveConfig:
+    """How stored values of sessions are kept from being evicted or expiring."""
+
+    interval_s: float = _number(
+        30.0,
+        1.0,
+        3600.0,
+        "a value kept alive is touched about once in this time, or in a third of `remote.ttl_s`",
+    )
+    max_keys_per_s: int = _number(
+        20_000, 1, 10_000_000, "stored values touched or deleted in a second"
+    )
+    delete_grace_s: int = _number(
+        60,
+        0,
+        3600,
+        "time another engine has to touch a value deleted here, at least two intervals; "
+        "0: deleted at once",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SpmConfig:
     """All settings of one engine. Byte and thread counts are per worker."""
 
@@ -126,6 +148,34 @@ class SpmConfig:
     residency_ttl_s: float = _number(
         300.0, 1.0, 86_400.0, "age after which remote presence is asked for again"
     )
+    prefetch_reserve_share: float = _number(
+        0.1, 0.0, 1.0, "share of the GPU pool that a prefetch leaves to inference"
+    )
+    prefetch_inflight_bytes: int = _number(
+        64 * MiB, 64 * KiB, 1 * TiB, "bytes of prefetches being loaded"
+    )
+    background_share: float = _number(
+        0.25,
+        0.01,
+        1.0,
+        "share of bytes in flight that background work may have while a request waits for a load",
+    )
+    max_operations: int = _number(256, 1, 100_000, "offloads and prefetches at a time")
+    manifests: bool = field(
+        default=True,
+        metadata={"doc": "store what a session consists of, so that other engines can prefetch it"},
+    )
+    events_stream: str = field(
+        default="",
+        metadata={"doc": "Redis stream to export lifecycle events to; empty: none"},
+    )
+    events_stream_length: int = _number(
+        100_000, 100, 10_000_000, "events kept in that stream, about"
+    )
+    auto: bool = field(
+        default=False, metadata={"doc": "decide by itself whether to retain, offload or drop"}
+    )
+    keep_alive: KeepAliveConfig = field(default_factory=KeepAliveConfig)
     sam: SamConfig = field(default_factory=SamConfig)
 
     @property
@@ -140,6 +190,11 @@ class SpmConfig:
         if not _NAMESPACE.fullmatch(config.namespace):
             raise ConfigError(
                 f"namespace={config.namespace!r}: 1 to 64 letters, digits, '_', '.' or '-'"
+            )
+        if config.events_stream and not _NAMESPACE.fullmatch(config.events_stream):
+            raise ConfigError(
+                f"events_stream={config.events_stream!r}: 1 to 64 letters, digits, '_', '.' or "
+                "'-', or empty"
             )
         if config.save_inflight_bytes > config.staging_bytes:
             raise ConfigError(
@@ -182,7 +237,7 @@ def _build(cls: Any, raw: object, prefix: str) -> Any:  # noqa: ANN401
 
 def _check(name: str, kind: object, metadata: Mapping[str, Any], value: object) -> object:
     """One value against its annotation and range."""
-    if kind in (BreakerConfig, SamConfig):
+    if kind in (BreakerConfig, KeepAliveConfig, SamConfig):
         return _build(kind, value, name + ".")
     if kind == RemoteConfig | None:
         return None if value is None else _build(RemoteConfig, value, name + ".")

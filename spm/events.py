@@ -1,9 +1,15 @@
-"""Lifecycle events: what the engine side tells the manager. Typed, immutable, in-process."""
+"""What the engine side tells the manager. Typed, immutable, in-process.
+
+What the outside is told of it is in :mod:`spm.lifecycle`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spm.agent_hint import BlockRange, EditType
 from spm.keys import Rank
+from spm.operation import Status
+from spm.residency import Tier
 from tracker.ids import BlockKey, GroupId, SessionRef
 
 
@@ -55,6 +61,46 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionRecalled:
+    """A session of another engine goes on here; ``blocks`` by logical index, None for a hole."""
+
+    ref: SessionRef
+    parent: SessionRef | None
+    blocks: Mapping[GroupId, Sequence[BlockKey | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvicted:
+    """The session gives up these logical blocks, or all, and stays open. ``scales``: by KV
+    cache group, its blocks in one logical block."""
+
+    ref: SessionRef
+    blocks: BlockRange | None
+    scales: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EditAsked:
+    """An edit was accepted; it is about ``blocks`` stored blocks."""
+
+    ref: SessionRef
+    edit: EditType
+    operation_id: str = ""
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EditDone:
+    """An edit reached a final status, having done ``blocks`` stored blocks."""
+
+    ref: SessionRef
+    edit: EditType
+    status: Status
+    operation_id: str = ""
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HostChanged:
     """One rank's host tier gained (True) or lost (False) blocks."""
 
@@ -85,6 +131,34 @@ class BlocksMissing:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysSeen:
+    """The keep-alive found every rank's value in the remote store, asked at ``asked_s``
+    (monotonic seconds)."""
+
+    keys: Sequence[BlockKey]
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeysGone:
+    """The keep-alive missed some rank's value in the remote store, asked at ``asked_s``
+    (monotonic seconds). They are still kept alive: whoever put them back meanwhile wants that."""
+
+    keys: Sequence[BlockKey]
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLoaded:
+    """These arrived in the GPU pool from ``tier``, for ``ref`` if a session wanted them.
+    Changes nothing that is known."""
+
+    tier: Tier
+    keys: Sequence[BlockKey]
+    ref: SessionRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksDoubted:
     """Their predecessors were gone from the remote store; they were not asked for."""
 
@@ -96,17 +170,26 @@ class CacheReset:
     """Nothing stored before may be used again."""
 
 
-LifecycleEvent = (
+SessionEvent = (
     SessionOpened
     | RequestStarted
     | RequestEnded
     | SessionRefreshed
     | BlocksAssociated
     | SessionEnded
-    | HostChanged
+    | SessionRecalled
+    | SessionEvicted
+)
+BlockEvent = (
+    HostChanged
     | BlocksStored
     | BlocksConfirmed
     | BlocksMissing
     | BlocksDoubted
+    | KeysSeen
+    | KeysGone
     | CacheReset
 )
+Notice = EditAsked | EditDone | BlocksLoaded
+"""Only passed on to whoever listens."""
+LifecycleEvent = SessionEvent | BlockEvent | Notice

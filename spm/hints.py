@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 from spm.agent_hint import (
     MAX_EDITS,
     AgentHint,
-    Edit,
     EditType,
     HintError,
     parse_agent_hint,
-    parse_blocks,
     parse_cache_control,
+    parse_edit,
     parse_expected_resume,
     parse_optional,
     parse_session_id,
@@ -181,7 +180,7 @@ def _read_action(said: _Said, action: object, path: str) -> None:
     elif kind == "kv.retain":
         hint = _retain(payload, path)
     elif kind in _EDITS:
-        hint = AgentHint(edits=(Edit(_EDITS[kind], parse_blocks(payload, path)),))
+        hint = AgentHint(edits=(parse_edit(_EDITS[kind], payload, path),))
     else:
         said.unknown = True
         return

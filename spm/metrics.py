@@ -127,13 +127,32 @@ class Metric(Enum):
         "spm:internal_errors",
         "Unexpected exceptions caught at a thread boundary.",
         label="where",
-        values=("loader", "saver", "lookup", "management"),
+        values=("loader", "saver", "lookup", "keeper", "management", "subscriber"),
+    )
+    KEEP_ALIVE_KEYS = MetricSpec(
+        "spm:keep_alive_keys",
+        "Blocks touched in the store to keep them there, by what was found.",
+        label="outcome",
+        values=("touched", "gone", "failed"),
+    )
+    STORE_DELETED_KEYS = MetricSpec(
+        "spm:store_deleted_keys", "Stored values deleted, or told to expire."
+    )
+    KEEPER_DROPPED = MetricSpec(
+        "spm:keeper_dropped",
+        "Work about keys, documents and events that was not done.",
+        label="what",
+        values=("check", "delete", "document", "event"),
     )
     SESSIONS = MetricSpec("spm:sessions", "Sessions tracked.", gauge=True)
     SESSION_KEYS = MetricSpec("spm:session_keys", "Block keys of sessions.", gauge=True)
     HOST_BLOCKS = MetricSpec("spm:host_blocks", "Blocks known in the host tier.", gauge=True)
     REMOTE_BLOCKS = MetricSpec(
         "spm:remote_known_blocks", "Blocks remembered to be in the remote store.", gauge=True
+    )
+    KEEP_ALIVE_HELD = MetricSpec("spm:keep_alive_held", "Blocks kept alive.", gauge=True)
+    KEEP_ALIVE_BEHIND_SECONDS = MetricSpec(
+        "spm:keep_alive_behind_seconds", "Seconds that keep-alive is late.", gauge=True
     )
     REQUESTS = MetricSpec("spm:requests", "Requests with a record.", gauge=True)
     LOADS_IN_FLIGHT = MetricSpec("spm:loads_in_flight", "Loads in flight.", gauge=True)

@@ -9,13 +9,14 @@ from typing import Any, get_args
 
 import pytest
 
-from spm.config import BreakerConfig, RemoteConfig, SamConfig, SpmConfig
+from spm.config import BreakerConfig, KeepAliveConfig, RemoteConfig, SamConfig, SpmConfig
 
 _ROOT = Path(__file__).parent.parent
 _README = (_ROOT / "README.md").read_text()
 _NESTED: dict[object, Any] = {
     RemoteConfig | None: RemoteConfig,
     BreakerConfig: BreakerConfig,
+    KeepAliveConfig: KeepAliveConfig,
     SamConfig: SamConfig,
 }
 

@@ -82,6 +82,10 @@ class KeyIndex:
         count = min(limit, len(self._orphans))
         return [self._orphans.popitem(last=False)[0] for _ in range(count)]
 
+    def is_held(self, key: BlockKey) -> bool:
+        """Whether any session holds ``key``. O(1)."""
+        return key in self._holders
+
     def sessions_of(self, key: BlockKey) -> frozenset[SessionRef]:
         """The sessions that hold ``key``; empty for an orphan or an unknown key."""
         held_by = self._holders.get(key)

@@ -32,6 +32,8 @@ class TrackOutcome:
     """Idle sessions given up to stay within a bound, in that order."""
     dropped_keys: int = 0
     """Keys dropped, or never taken, to stay within ``max_keys``."""
+    orphans: tuple[BlockKey, ...] = ()
+    """Those of them that waited to be collected; ``take_orphans`` will not return them."""
     refused: Refusal | None = None
 
 
@@ -123,8 +125,8 @@ class SessionKeyTracker:
         dropped = len(keys) - len(fitting)
         if fitting:
             session.place(group, start_index, fitting)
-        dropped += self._enforce_max_keys(session, forgotten)
-        return TrackOutcome(tuple(forgotten), dropped)
+        orphans = self._enforce_max_keys(session, forgotten)
+        return TrackOutcome(tuple(forgotten), dropped + len(orphans), tuple(orphans))
 
     def truncate(self, ref: SessionRef, group: GroupId, length: int) -> int:
         """Drop the blocks of ``group`` from index ``length`` on; returns how many that were.
@@ -133,6 +135,15 @@ class SessionKeyTracker:
         """
         session = self._sessions.get(ref)
         return 0 if session is None else session.cut(group, length)
+
+    def give_up(self, ref: SessionRef, group: GroupId, start: int, stop: int) -> list[BlockKey]:
+        """Let ``ref`` no longer hold its blocks ``[start, stop)`` of ``group``; blocks after them
+        keep their indexes. Returns the keys it does not hold any more, the tail first.
+
+        Not an activity of the session.
+        """
+        session = self._sessions.get(ref)
+        return [] if session is None else session.give_up(group, start, stop)
 
     def free_session(self, ref: SessionRef) -> bool:
         """Close ``ref``; its children become roots. False when it was not open."""
@@ -152,6 +163,10 @@ class SessionKeyTracker:
         """Forget and return up to ``limit`` orphans: first come first, a session's tail first."""
         return self._index.take_orphans(limit)
 
+    def is_held(self, key: BlockKey) -> bool:
+        """Whether any session holds ``key``. O(1)."""
+        return self._index.is_held(key)
+
     def sessions_of(self, key: BlockKey) -> frozenset[SessionRef]:
         """The sessions that hold ``key``; empty for an orphan or an unknown key."""
         return self._index.sessions_of(key)
@@ -161,7 +176,7 @@ class SessionKeyTracker:
         return self._index.state_of(key)
 
     def blocks(self, ref: SessionRef, group: GroupId) -> Sequence[BlockKey | None]:
-        """A copy of the blocks by logical index, None for an index never associated."""
+        """A copy of the blocks by logical index, None for one not associated or given up."""
         session = self._sessions.get(ref)
         return () if session is None else tuple(session.blocks(group))
 
@@ -231,11 +246,13 @@ class SessionKeyTracker:
         self.free_session(ref)
         forgotten.append(ref)
 
-    def _enforce_max_keys(self, session: SessionRecord, forgotten: list[SessionRef]) -> int:
-        dropped = 0
+    def _enforce_max_keys(
+        self, session: SessionRecord, forgotten: list[SessionRef]
+    ) -> list[BlockKey]:
+        dropped: list[BlockKey] = []
         while (excess := len(self._index) - self._max_keys) > 0:
             orphans = self._index.take_orphans(excess)
-            dropped += len(orphans)
+            dropped += orphans
             if orphans:
                 continue
             oldest = next(iter(self._sessions))

@@ -74,6 +74,20 @@ class SessionRecord:
             del self._groups[group]
         return lost
 
+    def give_up(self, group: GroupId, start: int, stop: int) -> list[BlockKey]:
+        """Make holes of the blocks ``[start, stop)``, the tail first; returns the keys that are
+        at no other place of the session."""
+        blocks = self._groups.get(group)
+        if blocks is None:
+            return []
+        lost: list[BlockKey] = []
+        for position in range(min(stop, len(blocks)) - 1, max(start, 0) - 1, -1):
+            key, blocks[position] = blocks[position], None
+            if key is not None and self._lose(key):
+                lost.append(key)
+        self.cut(group, len(blocks))  # no list ends with a hole
+        return lost
+
     def cut_last(self) -> None:
         """Drop the block with the highest index of all groups: a prefix stays in each.
 
@@ -101,10 +115,12 @@ class SessionRecord:
             raise IntegrityError("the repeated positions of a session are miscounted")
         return set(listed)
 
-    def _lose(self, key: BlockKey) -> None:
-        """One position of ``key`` is gone; the reference goes with the last position."""
+    def _lose(self, key: BlockKey) -> bool:
+        """One position of ``key`` is gone; the reference goes with the last position. Whether
+        this was the last."""
         repeats = self._repeats.pop(key, 0)
         if repeats == 0:
             self._index.release(key, self.ref)
         elif repeats > 1:
             self._repeats[key] = repeats - 1
+        return repeats == 0

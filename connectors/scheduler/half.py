@@ -5,17 +5,23 @@ runs on vLLM's scheduler thread and never waits.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
 from connectors.metadata import LayoutHandshake, NoCommands, StepCommands, WorkerReport
+from connectors.scheduler.auto_mode import AutoMode
+from connectors.scheduler.compute_rate import ComputeRate
 from connectors.scheduler.lookup import LookupService
 from connectors.scheduler.pooling import PoolingHalf
 from connectors.scheduler.sessions import SessionHooks
+from connectors.scheduler.store_keeper import StoreKeeper
+from spm.capability import NoPooling
 from spm.config import SpmConfig
 from spm.keys import Fingerprint
 from spm.metrics import Counters
 from spm.residency import Tier
+from tracker.ids import SessionRef
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -35,14 +41,21 @@ class SchedulerHalf:
         world_size: int,
         fingerprint: Callable[[list[LayoutHandshake]], Fingerprint],
         lookups: LookupService | None,
+        keeper: StoreKeeper | None,
+        engine_id: str,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
-        self.sessions = SessionHooks(config, geometry, world_size, counters, clock)
+        """``lookups`` and ``keeper``: None without a remote store. ``engine_id`` is unique
+        among engines and starts."""
+        self.sessions = SessionHooks(config, geometry, world_size, engine_id, counters, clock)
         self.manager = self.sessions.manager
         self.pooling: PoolingHalf | None = None
         """None: there is no tier behind the GPU pool."""
         self._last_sizes: tuple[int, ...] = ()
+        self._auto: AutoMode | None = None
+        """None: what is not asked for is not decided."""
+        self._rate: ComputeRate | None = None
         if config.pools:
             self.pooling = PoolingHalf(
                 config,
@@ -50,11 +63,27 @@ class SchedulerHalf:
                 world_size,
                 fingerprint,
                 lookups,
+                keeper,
                 self.manager,
+                self.sessions.sam,
                 self.sessions.session_of,
+                engine_id,
                 counters,
                 clock,
             )
+            self.sessions.set_pooling(self.pooling.sessions, self._closed)
+            if config.auto:
+                self._rate = ComputeRate(clock)
+                self._auto = AutoMode(
+                    self.pooling.sessions,
+                    self.sessions.sam,
+                    self.pooling.speeds,
+                    self._rate,
+                    config.max_sessions,
+                    clock,
+                )
+                self.sessions.management.auto_state = self._auto.state
+        self.sessions.management.engine_status = self._status
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """vLLM's cache manager: its block tables are read; the order in which its free
@@ -72,7 +101,9 @@ class SchedulerHalf:
 
     def on_new_request(self, request: "Request") -> None:
         """Open the session if the request names one."""
-        self.sessions.session_of(request)
+        ref = self.sessions.session_of(request)
+        if self._auto is not None and ref is not None:
+            self._auto.request_arrived(ref)
         if self.pooling is not None:
             self.pooling.on_new_request(request)
 
@@ -102,7 +133,12 @@ class SchedulerHalf:
         if self.pooling is not None:
             loading = self.pooling.is_loading(request.request_id)
             sources = self.pooling.request_finished(request)
+        ended = self.sessions.request_of(request.request_id)
         outcome = self.sessions.request_finished(request, loading=loading)
+        if self._auto is not None and ended is not None and not loading:
+            ref, hint = ended
+            if not self.manager.active_requests(ref):
+                self._auto.request_finished(ref, hint)
         return {"spm": {**outcome, **(sources or {})}} if outcome is not None else None
 
     # --- a step ------------------------------------------------------------------------
@@ -112,6 +148,8 @@ class SchedulerHalf:
         self.sessions.step(scheduler_output.preempted_req_ids or ())
         if self.pooling is None:
             return _NOTHING_TO_MOVE
+        if self._rate is not None:
+            self._rate.note_step(scheduler_output.total_num_scheduled_tokens)
         return self.pooling.build_commands(scheduler_output)
 
     def take_report(self, report: WorkerReport) -> None:
@@ -125,10 +163,40 @@ class SchedulerHalf:
 
     # --- the rest ----------------------------------------------------------------------
 
-    def manage(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a management request. Never raises."""
+    def manage(self, request: Mapping[str, Any]) -> "dict[str, Any] | Future[dict[str, Any]]":
+        """Answer a management request, or promise to. Never raises."""
         self.sessions.changed = True
-        return self.sessions.management.handle(request)
+        answer = self.sessions.management.handle(request)
+        if self.pooling is not None:
+            self.pooling.sessions.tick()  # an idle engine takes no step
+        return answer
+
+    def _closed(self, ref: SessionRef) -> None:
+        """A session was ended or forgotten."""
+        if self.pooling is not None:
+            self.pooling.sessions.closed(ref)
+        if self._auto is not None:
+            self._auto.closed(ref)
+
+    def _status(self) -> dict[str, Any]:
+        tracker = self.manager.tracker
+        return {
+            "sessions": tracker.num_sessions,
+            "active_requests": self.manager.num_active_requests,
+            "session_keys": tracker.num_keys,
+            **(self.pooling.status() if self.pooling is not None else self._gpu_only_status()),
+        }
+
+    def _gpu_only_status(self) -> dict[str, Any]:
+        gpu = self.sessions.sam.gpu_status()
+        return {
+            "tiers": {"gpu": gpu, "host": None, "remote": None},
+            "capabilities": NoPooling.capabilities.to_wire(),
+            "queues": {},
+            "keep_alive": None,
+            "speeds": {},
+            "operations": 0,
+        }
 
     def reset(self) -> bool:
         """Nothing stored so far may be read again (new weights)."""

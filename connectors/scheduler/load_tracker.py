@@ -1,18 +1,20 @@
 """Loads in flight: from allocated blocks to every rank's answer. Scheduler thread only."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from connectors.groups import CacheGeometry
 from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.records import LoadJob, RequestRecord
+from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.errors import IntegrityError
 from spm.events import BlocksConfirmed, BlocksDoubted, BlocksMissing
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric
 from spm.residency import Tier
+from spm.work import WorkClass
 from tracker.ids import BlockKey, GroupId
 
 if TYPE_CHECKING:
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GONE = (LoadFailure.MISSING, LoadFailure.CORRUPT)
+_OWNER = "loads"
+
+
+def tell_residency(manager: SessionAwarePoolingManager, result: LoadResult) -> None:
+    """What one rank's answer says of where blocks are."""
+    manager.handle(BlocksConfirmed(result.remote_keys))
+    gone = [key for key, why in result.failed.items() if why in _GONE]
+    manager.handle(BlocksMissing(gone))
+    if gone:
+        manager.handle(BlocksDoubted(list(result.failed)))
 
 
 class LoadTracker:
@@ -30,15 +42,21 @@ class LoadTracker:
         self,
         geometry: CacheGeometry,
         manager: SessionAwarePoolingManager,
+        queue: TransferQueue,
         world_size: int,
         counters: Counters,
+        job_ids: Iterator[int],
+        on_end: Callable[[Transfer, bool], None] = lambda work, arrived: None,
     ) -> None:
+        """``on_end`` is told of every block's load that has ended, and whether it arrived."""
         self._geometry = geometry
+        self._queue = queue
+        self._job_ids = job_ids
+        self._on_end = on_end
         self._manager = manager
         self._world_size = world_size
         self._counters = counters
         self._jobs: dict[int, LoadJob] = {}
-        self._last_job_id = 0
         self._commands: list[LoadCommand] = []
         self._cancelled: list[int] = []
         # Token counts come from one group: a full-attention one if there is any.
@@ -67,17 +85,20 @@ class LoadTracker:
             if not blocks[position][index].is_null
         ]
         moves.sort(key=lambda move: move[0])  # prefix order, groups side by side
-        self._last_job_id += 1
+        job_id = next(self._job_ids)
         request_id = record.request.request_id
         keys = list(hit.keys[self._counted.group].values())
         counted = dict.fromkeys(keys, self._counted.block_tokens)
         if keys:
             counted[keys[0]] += external_tokens - sum(counted.values())
-        self._jobs[self._last_job_id] = LoadJob(request_id, self._world_size, counted)
-        self._commands.append(
-            LoadCommand(self._last_job_id, request_id, tuple(move for _, move in moves))
+        commanded = tuple(move for _, move in moves)
+        self._jobs[job_id] = LoadJob(
+            request_id, self._world_size, counted, tuple(move.key for move in commanded)
         )
-        record.job_id = self._last_job_id
+        for move in commanded:
+            self._queue.start_load(move.key, _OWNER)
+        self._commands.append(LoadCommand(job_id, request_id, commanded))
+        record.job_id = job_id
         by_tier = dict.fromkeys(Tier, 0)
         for key, tokens in counted.items():
             by_tier[self._manager.residency.tier_of(key) or Tier.REMOTE] += tokens
@@ -123,13 +144,14 @@ class LoadTracker:
             job.failed = True
             job.counted_keys = self._kept(job, result.failed)
         if not stale:
-            self._manager.handle(BlocksConfirmed(result.remote_keys))
-            gone = [key for key, why in result.failed.items() if why in _GONE]
-            self._manager.handle(BlocksMissing(gone))
-            if gone:
-                self._manager.handle(BlocksDoubted(list(result.failed)))
+            tell_residency(self._manager, result)
+        job.failed_keys.update(result.failed)
         if job.ranks_left == 0:
             del self._jobs[result.job_id]
+            for key in job.keys:
+                work = self._queue.done(WorkClass.LOAD, key)
+                if work is not None:
+                    self._on_end(work, key not in job.failed_keys)
             self._finish(result.job_id, job, records.get(job.request_id))
 
     def _kept(self, job: LoadJob, failed: Mapping[BlockKey, LoadFailure]) -> dict[BlockKey, int]:

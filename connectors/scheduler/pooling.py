@@ -4,25 +4,37 @@ Everything here runs on vLLM's scheduler thread and never waits. News comes from
 places: workers' reports (with each step's output) and the lookup service's queue.
 """
 
+import itertools
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
-from connectors.metadata import LayoutHandshake, StepCommands, WorkerReport
-from connectors.scheduler.load_tracker import LoadTracker
+from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
+from connectors.scheduler.gpu_pool import GpuPool
+from connectors.scheduler.load_tracker import LoadTracker, tell_residency
 from connectors.scheduler.lookup import LookupService
+from connectors.scheduler.manifests import Manifests
 from connectors.scheduler.matcher import HitMatcher
+from connectors.scheduler.offloader import Offloader
+from connectors.scheduler.prefetcher import Prefetcher
 from connectors.scheduler.records import RequestRecord
 from connectors.scheduler.save_planner import SavePlanner
+from connectors.scheduler.session_pooling import SessionPooling
+from connectors.scheduler.store_keeper import StoreKeeper
+from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.config import SpmConfig
 from spm.errors import IntegrityError, LayoutError
-from spm.events import BlocksAssociated, BlocksStored, CacheReset, HostChanged
+from spm.events import BlocksStored, CacheReset, HostChanged
 from spm.keys import Fingerprint, KeySpace, Rank
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
 from spm.residency import Tier
+from spm.sam.manager import SessionAwareManager
+from spm.speeds import Speeds
+from spm.work import WorkClass
 from tracker.ids import BlockKey, SessionRef
 
 if TYPE_CHECKING:
@@ -52,11 +64,16 @@ class PoolingHalf:
         world_size: int,
         fingerprint: Callable[[list[LayoutHandshake]], Fingerprint],
         lookups: LookupService | None,
+        keeper: StoreKeeper | None,
         manager: SessionAwarePoolingManager,
+        sam: SessionAwareManager,
         session_of: Callable[["Request"], SessionRef | None],
+        engine_id: str,
         counters: Counters,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """``keeper``: None without a remote store. ``engine_id`` names this engine to others."""
         self._config = config
         self._geometry = geometry
         self._world_size = world_size
@@ -73,8 +90,38 @@ class PoolingHalf:
             counters,
             clock,
         )
-        self._loads = LoadTracker(geometry, self.manager, world_size, counters)
-        self._saves = SavePlanner(geometry, self._is_saved, config.save_inflight_bytes, counters)
+        self._keeper = keeper
+        self.queue = TransferQueue(config, clock)
+        job_ids = itertools.count(1)
+        self._prefetcher = Prefetcher(
+            config, self.queue, sam, manager.residency, world_size, job_ids
+        )
+        scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
+        self._offloader = Offloader(config, self.queue, sam, manager, scales, self._check, clock)
+        self._loads = LoadTracker(
+            geometry, manager, self.queue, world_size, counters, job_ids, self._prefetcher.loaded
+        )
+        self._saves = SavePlanner(
+            geometry, self._is_saved, self.queue, world_size, counters, self._save_ended
+        )
+        manifests = None
+        if keeper is not None and config.manifests and keeper.capabilities.documents:
+            manifests = Manifests(keeper, manager, self.key_space, engine_id, clock, wall_clock)
+        self.sessions = SessionPooling(
+            config,
+            geometry,
+            manager,
+            sam,
+            self._prefetcher,
+            self._offloader,
+            keeper,
+            manifests,
+            clock,
+            wall_clock,
+        )
+        self.speeds = Speeds()
+        self._asked: set[str] = set()
+        """Requests that vLLM has asked about in this step and given no blocks yet."""
         self._kv_cache_manager: KVCacheManager | None = None
         self._handshakes: dict[Rank, LayoutHandshake] = {}
         self._key_space: KeySpace | None = None
@@ -87,8 +134,10 @@ class PoolingHalf:
     # --- start -------------------------------------------------------------------------
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
-        """vLLM's cache manager: read for block tables, never changed."""
+        """vLLM's cache manager: its block tables are read, and what was prefetched is put into
+        its prefix cache."""
         self._kv_cache_manager = kv_cache_manager
+        self.sessions.bind(GpuPool.of(kv_cache_manager))
 
     def set_handshakes(self, handshakes: Iterable[LayoutHandshake]) -> None:
         """All ranks' layouts, after their KV caches were registered."""
@@ -99,12 +148,12 @@ class PoolingHalf:
                 "(NIXL in a MultiConnector, say) this one cannot run"
             )
         by_rank = [handshake.value_bytes for handshake in self._handshakes.values()]
-        self._saves.set_value_bytes(
-            {
-                group.group: max(sizes[index] for sizes in by_rank)
-                for index, group in enumerate(self._geometry.groups)
-            }
-        )
+        by_group = {
+            group.group: [sizes[index] for sizes in by_rank]
+            for index, group in enumerate(self._geometry.groups)
+        }
+        self.queue.set_value_bytes({group: max(sizes) for group, sizes in by_group.items()})
+        self.sessions.set_block_bytes({group: sum(sizes) for group, sizes in by_group.items()})
 
     def key_space(self) -> KeySpace:
         """Built at first use: vLLM seeds its root hash after the handshakes."""
@@ -116,13 +165,17 @@ class PoolingHalf:
                 )
             fingerprint = self._fingerprint(list(self._handshakes.values()))
             self._key_space = KeySpace(self._config.namespace, fingerprint, self._epoch)
+            if self._keeper is not None:
+                self._keeper.use(self._key_space)
         return self._key_space
 
     # --- a request's life --------------------------------------------------------------
 
     def on_new_request(self, request: "Request") -> None:
         """Open a record."""
-        self._record_of(request)
+        record = self._record_of(request)
+        if record.session is not None:
+            self.sessions.request_arrived(record.session)
 
     def _record_of(self, request: "Request") -> RequestRecord:
         record = self._records.get(request.request_id)
@@ -137,13 +190,38 @@ class PoolingHalf:
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
         self._matcher.take_answers(self._records)
-        return self._matcher.match(self._record_of(request), local_tokens, self.key_space())
+        record = self._record_of(request)
+        if self._prefetcher.is_filling and self._awaits_prefetch(record, local_tokens):
+            return None, False
+        answer = self._matcher.match(record, local_tokens, self.key_space())
+        if answer[0] is not None:
+            self._asked.add(request.request_id)
+        return answer
+
+    def _awaits_prefetch(self, record: RequestRecord, local_tokens: int) -> bool:
+        """Whether blocks right behind the local hit are on their way into the pool: in a
+        moment they are hits, at most one batch from now."""
+        if record.external_refused:
+            return False
+        request = record.request
+        return any(
+            self._prefetcher.is_awaited(
+                self._geometry.keys_of(
+                    request,
+                    group,
+                    local_tokens // group.block_tokens,
+                    request.num_tokens // group.block_tokens,
+                )
+            )
+            for group in self._geometry.groups
+        )
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
         record = self._record_of(request)
+        self._asked.discard(request.request_id)
         if external_tokens > 0 and record.hit is not None and record.job_id is None:
             hit, record.hit = record.hit, None
             self._loads.start(record, hit, external_tokens, blocks.blocks)
@@ -159,6 +237,7 @@ class PoolingHalf:
         Returns where a session's prompt came from.
         """
         record = self._records.pop(request.request_id, None)
+        self._asked.discard(request.request_id)
         if record is None:
             return None
         if record.job_id is not None:
@@ -175,7 +254,8 @@ class PoolingHalf:
                 )
                 for group in self._geometry.groups
             }
-            self.manager.handle(BlocksAssociated(record.session, keys))
+            salted = request.lora_request is not None
+            self.sessions.register_cache(record.session, keys, salted=salted)
         return _outcome(record)
 
     def is_loading(self, request_id: str) -> bool:
@@ -191,14 +271,39 @@ class PoolingHalf:
             record = self._records.get(request_id)
             if record is not None:
                 self._consider_saves(record, num_tokens)
+        self.sessions.tick()
+        starved, self._asked = bool(self._asked or scheduler_output.preempted_req_ids), set()
+        self._prefetcher.relieve(pressed=starved)
         loads, cancelled = self._loads.take_commands()
+        expired, taken = self.queue.expire(), self.queue.take()
+        self._dropped(expired)
+        prefetches = self._prefetcher.hand_out(taken.get(WorkClass.PREFETCH, ()))
         return StepCommands(
             self.key_space(),
             has_forward=scheduler_output.total_num_scheduled_tokens > 0,
-            loads=loads,
-            cancelled_jobs=cancelled,
-            saves=self._saves.next_saves(self._world_size),
+            loads=[*loads, *prefetches],
+            cancelled_jobs=[*cancelled, *self._prefetcher.take_cancelled()],
+            saves=self._saves.hand_out(
+                [*taken.get(WorkClass.SAVE, ()), *taken.get(WorkClass.OFFLOAD, ())]
+            ),
+            linger=self.sessions.is_waiting,
         )
+
+    def _dropped(self, works: Sequence[Transfer]) -> None:
+        """These have waited too long in the queue."""
+        for work in works:
+            if work.work_class is WorkClass.PREFETCH:
+                self._prefetcher.expire((work,))
+            else:
+                self._save_ended(work)
+
+    def _save_ended(self, work: Transfer) -> None:
+        self._offloader.transfer_ended(work)
+
+    def _check(self, number: int, keys: Sequence[BlockKey]) -> bool:
+        """Ask the remote store about keys, for an offload."""
+        deadline_s = self._clock() + self._config.batch_deadline_s
+        return self._keeper is not None and self._keeper.check(number, keys, deadline_s)
 
     def _consider_saves(self, record: RequestRecord, num_tokens: int) -> None:
         if record.session is None and self._config.save == "sessions":
@@ -228,24 +333,41 @@ class PoolingHalf:
         taken = any(self.manager.residency.is_stored(key, Tier.REMOTE) for key in finished)
         self._refused_until_s = 0.0 if taken else self._clock() + remote.breaker.backoff_cap_s
         if not taken:
-            self._saves.drop_pending()
+            self._saves.drop_waiting()
 
     def take_report(self, report: WorkerReport) -> None:
         """Workers' news of one step. What belongs to an older epoch only ends waiting."""
         for rank in report.ranks:
             stale = rank.epoch != self._epoch
-            finished = self._saves.done(rank.saves_done)
             if not stale:
                 self.manager.handle(HostChanged(rank.rank, rank.host_changes))
                 self.manager.handle(BlocksStored(rank.rank, rank.remote_stored))
+            finished = self._saves.done(rank.saves_done)
+            if not stale:
                 self._note_finished(finished)
+                self.sessions.stored(finished)
             for result in rank.loads:
-                self._loads.take_result(result, self._records, stale=stale)
+                self._take_result(result, stale=stale)
+
+    def _take_result(self, result: LoadResult, *, stale: bool) -> None:
+        for tier, (size_bytes, seconds) in result.speeds.items():
+            self.speeds.note(tier, size_bytes, seconds)
+        if not self._prefetcher.knows(result.job_id):
+            self._loads.take_result(result, self._records, stale=stale)
+            return
+        if not stale:
+            tell_residency(self.manager, result)
+        self._prefetcher.take_result(result, stale=stale)
 
     def has_pending_work(self) -> bool:
-        """Keeps an idle engine stepping until saves and loads are answered; workers bound
-        the time that takes."""
-        return self._saves.busy or self._loads.num_jobs > 0
+        """Keeps an idle engine stepping until saves, loads and operations are answered;
+        workers and the keeper bound the time that takes."""
+        return (
+            self._saves.busy
+            or self._loads.num_jobs > 0
+            or self._prefetcher.busy
+            or self.sessions.is_waiting
+        )
 
     # --- the rest ----------------------------------------------------------------------
 
@@ -257,8 +379,12 @@ class PoolingHalf:
         self._epoch = secrets.token_bytes(8)
         self._key_space = None
         self.manager.handle(CacheReset())
-        self._saves.drop_pending()
+        self._saves.drop_waiting()
         self._loads.cancel_all()
+        self._prefetcher.cancel_all()
+        self._offloader.cancel_all()
+        if self._keeper is not None:
+            self._keeper.use(None)
         for record in self._records.values():
             record.hit = None
             record.lookup = None  # its answer is about keys of the old space
@@ -272,6 +398,30 @@ class PoolingHalf:
         manager = self._kv_cache_manager
         return len(manager.block_pool.cached_block_hash_to_block) if manager is not None else 0
 
+    def status(self) -> dict[str, Any]:
+        """Of the whole engine, for the operation ``status``."""
+        remote, keeper, residency = self._config.remote, self._keeper, self.manager.residency
+        host = {"blocks": residency.num_host_keys, "capacity_bytes": self._config.host_bytes}
+        return {
+            "tiers": {
+                "gpu": self.sessions.gpu_status(),
+                "host": host if self._config.host_bytes else None,
+                "remote": None
+                if remote is None or keeper is None
+                else {
+                    "kind": remote.kind,
+                    "url": remote.redacted_url,
+                    "breaker": keeper.breaker_state.value,
+                    "known_blocks": residency.num_remote_keys,
+                },
+            },
+            "capabilities": self.sessions.capabilities.to_wire(),
+            "queues": self.queue.status(),
+            "keep_alive": keeper.status() if keeper is not None else None,
+            "speeds": {f"{tier.value}_bytes_per_s": self.speeds.bytes_per_s(tier) for tier in Tier},
+            "operations": self.sessions.num_operations,
+        }
+
     def sizes(self) -> tuple[int, ...]:
         """The gauges' values, in their order."""
         residency = self.manager.residency
@@ -279,7 +429,7 @@ class PoolingHalf:
             residency.num_host_keys,
             residency.num_remote_keys,
             len(self._records),
-            self._loads.num_jobs,
+            self._loads.num_jobs + self._prefetcher.num_jobs,
         )
 
     def gauges(self) -> dict[str, float]:
@@ -287,13 +437,18 @@ class PoolingHalf:
         return dict(zip(_GAUGES, self.sizes(), strict=True))
 
     def shutdown(self) -> None:
-        """Stop the lookup thread."""
+        """Stop the threads that ask the store."""
         self._matcher.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def check_integrity(self, *, idle: bool = False) -> None:
         """Raise :class:`IntegrityError`; with ``idle`` also if anything is left over."""
+        self.queue.check_integrity()
         self._saves.check_integrity()
         self._loads.check_integrity(self._records)
+        self._prefetcher.check_integrity(idle=idle)
+        self._offloader.check_integrity(idle=idle)
         if idle and (self._records or self.has_pending_work()):
             raise IntegrityError(
                 f"idle, but {len(self._records)} requests, {self._loads.num_jobs} loads, "

@@ -55,5 +55,8 @@ class LoadJob:
     counted_keys: dict[BlockKey, int]
     """Keys of the group that token counts are taken from, in order, and the tokens each
     stands for: the first also for those that a sliding window has left behind."""
+    keys: tuple[BlockKey, ...] = ()
+    """All that are loaded."""
     failed: bool = False
+    failed_keys: set[BlockKey] = field(default_factory=set)
     remote_keys: set[BlockKey] = field(default_factory=set)

@@ -6,55 +6,46 @@ a later step can overwrite it. So a save needs no pin and no reference, and an a
 preemption or an eviction between steps simply makes the hash disagree.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from connectors.groups import CacheGeometry
-from connectors.metadata import BlockMove
+from connectors.metadata import NO_BLOCK_ID, BlockMove
 from connectors.scheduler.records import RequestRecord
+from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
 from spm.errors import IntegrityError
 from spm.metrics import Counters, Metric
-from tracker.ids import BlockKey, GroupId, split_block_key
+from spm.work import WorkClass
+from spm.work_queue import Offer
+from tracker.ids import BlockKey
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-MAX_PENDING_BLOCKS = 16_384
-"""Blocks waiting for room in flight; beyond it the oldest are not saved."""
-_MIN_PENDING_BLOCKS = 64
-_PENDING_OVER_INFLIGHT = 4
+_OWNER = "saves"
 
 
 class SavePlanner:
-    """Bounded queue of blocks to save and the bytes of those on their way."""
+    """Saves and offloads between the queue of transfers and the workers."""
 
     def __init__(
         self,
         geometry: CacheGeometry,
         is_stored: Callable[[BlockKey], bool],
-        inflight_limit_bytes: int,
+        queue: TransferQueue,
+        world_size: int,
         counters: Counters,
+        on_end: Callable[[Transfer], None] = lambda work: None,
     ) -> None:
+        """``on_end`` is told of every save that has ended, well or badly."""
         self._geometry = geometry
         self._is_stored = is_stored
-        self._limit_bytes = inflight_limit_bytes
+        self._queue = queue
+        self._world_size = world_size
         self._counters = counters
-        self._value_bytes: Mapping[GroupId, int] = {}
-        self._max_pending = MAX_PENDING_BLOCKS
-        self._pending: OrderedDict[BlockKey, tuple[KVCacheBlock, bytes]] = OrderedDict()
-        self._inflight: dict[BlockKey, tuple[int, int]] = {}
-        self._inflight_bytes = 0
-
-    def set_value_bytes(self, value_bytes: Mapping[GroupId, int]) -> None:
-        """Largest stored size of a block by group, over ranks."""
-        self._value_bytes = value_bytes
-        largest = max(value_bytes.values(), default=0)
-        if largest:  # what waits is bounded by bytes too, or a slow store keeps us busy for hours
-            queued_bytes = _PENDING_OVER_INFLIGHT * self._limit_bytes
-            self._max_pending = min(
-                MAX_PENDING_BLOCKS, max(_MIN_PENDING_BLOCKS, queued_bytes // largest)
-            )
+        self._on_end = on_end
+        self._ranks_left: dict[BlockKey, tuple[WorkClass, int]] = {}
+        """Of what is in flight."""
 
     def consider(
         self,
@@ -84,56 +75,56 @@ class SavePlanner:
                 self._enqueue(key, owned[index], name)
 
     def _enqueue(self, key: BlockKey, block: "KVCacheBlock", published: bytes) -> None:
-        if key in self._inflight or key in self._pending or self._is_stored(key):
+        if self._queue.is_known(WorkClass.SAVE, key) or self._is_stored(key):
             return
-        self._pending[key] = (block, published)
-        if len(self._pending) > self._max_pending:
-            self._pending.popitem(last=False)
+        payload = Payload(block=block, published=published)
+        if self._queue.offer(WorkClass.SAVE, key, payload, _OWNER) is Offer.REJECTED:
             self._counters.add(Metric.SAVES_SKIPPED, label="queue_full")
 
-    def next_saves(self, world_size: int) -> list[BlockMove]:
+    def hand_out(self, works: Iterable[Transfer]) -> list[BlockMove]:
         """Blocks to copy out at the end of this step; call after vLLM has scheduled it."""
         moves: list[BlockMove] = []
-        while self._pending:
-            key, (block, expected) = next(iter(self._pending.items()))
-            size = self._value_bytes.get(split_block_key(key)[1], 0)
-            # One is always let through, or a block above the limit would wait for ever.
-            if self._inflight and self._inflight_bytes + size > self._limit_bytes:
-                break
-            del self._pending[key]
-            if block.block_hash != expected:
+        for work in works:
+            block = work.payload.block
+            if block is not None and block.block_hash != work.payload.published:
                 self._counters.add(Metric.SAVES_SKIPPED, label="evicted")
+                self._end(work.work_class, work.key)
                 continue
-            self._inflight[key] = (world_size, size)
-            self._inflight_bytes += size
-            moves.append(BlockMove(key, block.block_id))
+            self._ranks_left[work.key] = work.work_class, self._world_size
+            block_id = block.block_id if block is not None else NO_BLOCK_ID
+            moves.append(BlockMove(work.key, block_id))
         return moves
 
     def done(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
         """One rank is finished with these, well or badly; returns those that all are."""
         finished = []
         for key in keys:
-            ranks_left, size = self._inflight.get(key, (0, 0))
+            work_class, ranks_left = self._ranks_left.get(key, (WorkClass.SAVE, 0))
             if ranks_left > 1:
-                self._inflight[key] = (ranks_left - 1, size)
-            elif self._inflight.pop(key, None) is not None:
-                self._inflight_bytes -= size
+                self._ranks_left[key] = work_class, ranks_left - 1
+            elif self._ranks_left.pop(key, None) is not None:
                 finished.append(key)
+                self._end(work_class, key)
         return finished
 
-    def drop_pending(self) -> None:
-        """Forget what has not been handed out (cache reset)."""
-        self._pending.clear()
+    def _end(self, work_class: WorkClass, key: BlockKey) -> None:
+        work = self._queue.done(work_class, key)
+        if work is not None:
+            self._on_end(work)
+
+    def drop_waiting(self) -> None:
+        """Forget what has not been handed out (cache reset, say)."""
+        for work_class in (WorkClass.SAVE, WorkClass.OFFLOAD):
+            for work in self._queue.drop_waiting(work_class):
+                self._on_end(work)
 
     @property
     def busy(self) -> bool:
         """Whether anything is still to be handed out or on its way."""
-        return bool(self._pending or self._inflight)
+        return self._queue.is_busy(WorkClass.SAVE, WorkClass.OFFLOAD)
 
     def check_integrity(self) -> None:
-        """Raise :class:`IntegrityError` if bytes in flight are miscounted."""
-        counted = sum(size for _, size in self._inflight.values())
-        if counted != self._inflight_bytes:
-            raise IntegrityError(f"{self._inflight_bytes} bytes in flight, counted {counted}")
-        if self._inflight.keys() & self._pending.keys():
-            raise IntegrityError("a block is both waiting to be saved and being saved")
+        """Raise :class:`IntegrityError` if a save is on its way that nobody counts."""
+        for key, (work_class, _) in self._ranks_left.items():
+            if not self._queue.is_in_flight(work_class, key):
+                raise IntegrityError("a save is on its way that the queue does not know")

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from connectors.groups import CacheGeometry
+from spm.agent_hint import AgentHint
+from spm.capability import PoolingCapability
 from spm.config import SpmConfig
 from spm.errors import IntegrityError
 from spm.events import RequestEnded, RequestStarted, SessionOpened
 from spm.hints import HintOutcome, RequestHint, request_hint
+from spm.lifecycle_bus import LifecycleBus
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
 from spm.sam.management import SessionManagement
@@ -51,6 +54,7 @@ class SessionHooks:
         config: SpmConfig,
         geometry: CacheGeometry,
         world_size: int,
+        engine_id: str,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -61,14 +65,26 @@ class SessionHooks:
         self._tenants = TenantVerifier()
         scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
         self.sam = SessionAwareManager(config.sam, scales, config.max_keys, counters, clock)
+        self.bus = LifecycleBus(engine_id, counters)
         self.manager = SessionAwarePoolingManager(
-            config, world_size, counters, clock, self.sam.closed
+            config, world_size, counters, clock, self._closed, self.bus
         )
         self.management = SessionManagement(self.sam, self.manager, self._tenants, counters)
+        self._when_closed: Callable[[SessionRef], None] = lambda ref: None
         self._kv_cache_manager: KVCacheManager | None = None
         self._requests: dict[str, _SessionRequest] = {}
         self.changed = True
         """Whether a gauge may have changed since somebody reset this."""
+
+    def set_pooling(self, pooling: PoolingCapability, closed: Callable[[SessionRef], None]) -> None:
+        """Before the first step: who carries out what goes beyond the GPU pool. ``closed`` is
+        told of every session that is ended or forgotten."""
+        self.sam.pooling = self.management.pooling = pooling
+        self._when_closed = closed
+
+    def _closed(self, ref: SessionRef) -> None:
+        self.sam.closed(ref)
+        self._when_closed(ref)
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """Before the first step: the pool whose order of free blocks hints decide."""
@@ -100,6 +116,11 @@ class SessionHooks:
                 request, hint.ref, hint, self._clock()
             )
         return hint.ref
+
+    def request_of(self, request_id: str) -> tuple[SessionRef, AgentHint | None] | None:
+        """Whose a running request is, and what it said; None if it is nobody's."""
+        known = self._requests.get(request_id)
+        return (known.ref, known.hint.hint) if known is not None else None
 
     def admitted(self, request_id: str, hit_tokens: int) -> None:
         """vLLM found so many tokens of the prompt in its own pool."""

@@ -15,7 +15,10 @@ from connectors.stores.buffers import Buffer
 from spm.keys import StoreKey
 from spm.residency import Tier
 
-__all__ = ["KVStore", "ReadRequest", "StoreCapabilities", "StoreKey", "Tier"]
+MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+"""No store keeps a larger document."""
+
+__all__ = ["MAX_DOCUMENT_BYTES", "KVStore", "ReadRequest", "StoreCapabilities", "StoreKey", "Tier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,10 @@ class StoreCapabilities:
     """``touch_many`` refreshes what the store's own eviction looks at."""
     exact_ttl: bool
     """Values can be given an exact lifetime."""
+    documents: bool = False
+    """Keeps small opaque values, of any size up to :data:`MAX_DOCUMENT_BYTES`, with a lifetime."""
+    streams: bool = False
+    """Keeps append-only logs of bounded length."""
 
 
 class KVStore(ABC):
@@ -77,11 +84,43 @@ class KVStore(ABC):
 
     @abstractmethod
     def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
-        """Remove keys; returns how many existed. Idempotent."""
+        """Remove keys, documents' too; returns how many existed. Idempotent."""
 
     @abstractmethod
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
-        """Refresh recency (and lifetime, if the store has one); False where it is gone."""
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> Sequence[bool | None]:
+        """Refresh recency and lifetime; False where the value is gone, None where nobody
+        answered. Raises ``StoreError`` if nobody answered for any.
+
+        With ``exact_ttl`` value ``i`` lives on for the store's own lifetime or ``ttl_s[i]``
+        seconds, whichever is longer; in a store that sets none, for ever. That takes back
+        what :meth:`expire_many` did.
+        """
+
+    def expire_many(self, keys: Sequence[StoreKey], ttl_s: int, deadline_s: float) -> int:
+        """Let values die in ``ttl_s`` seconds unless somebody touches them before; never
+        lengthens a life. Returns how many existed; 0, and nothing changes, without
+        ``exact_ttl``."""
+        return 0
+
+    def put_document(self, key: StoreKey, content: bytes, ttl_s: int, deadline_s: float) -> bool:
+        """Write or replace a document that lives ``ttl_s`` seconds (0: no expiry). False if
+        it is too large, refused, or the store keeps none. Raises ``StoreError``."""
+        return False
+
+    def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float) -> bytes | None:
+        """A document; None if it is absent or longer than ``max_bytes``, of which no more is
+        held in memory than a window. Raises ``StoreError``."""
+        return None
+
+    def append_stream(
+        self, key: StoreKey, entries: Sequence[bytes], max_length: int, deadline_s: float
+    ) -> int:
+        """Append to the log ``key``, which keeps about the last ``max_length`` entries.
+        Returns how many were acknowledged; raises ``StoreError`` if none was because the
+        store failed."""
+        return 0
 
     @abstractmethod
     def close(self) -> None:

@@ -1,18 +1,23 @@
 """The host tier: least recently used values in this process's memory, by reference."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
+from connectors.stores.documents import DocumentShelf
 from spm.errors import IntegrityError
 
-_CAPABILITIES = StoreCapabilities(remote=False, delete=True, touch=True, exact_ttl=False)
+_CAPABILITIES = StoreCapabilities(
+    remote=False, delete=True, touch=True, exact_ttl=False, documents=True
+)
 
 
 class MemoryStore(KVStore):
-    """Keeps up to ``capacity_bytes`` of buffers, each by one reference; copies nothing.
+    """Keeps up to ``capacity_bytes`` of buffers, each by one reference; copies nothing. Its
+    values have no lifetime, only its documents have; those do not count as capacity.
 
     It never blocks, so deadlines do not matter to it, and it never raises ``StoreError``.
     It registers as a ``reclaim`` of the pool: when that is full, the least recently used
@@ -31,6 +36,7 @@ class MemoryStore(KVStore):
         pool: BufferPool,
         capacity_bytes: int,
         on_evict: Callable[[StoreKey], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._capacity_bytes = capacity_bytes
@@ -38,6 +44,7 @@ class MemoryStore(KVStore):
         self._lock = threading.Lock()
         self._entries: OrderedDict[StoreKey, Buffer] = OrderedDict()
         self._bytes = 0
+        self._documents = DocumentShelf(clock)
         self._closed = False
         pool.add_reclaim(self._reclaim)
 
@@ -76,16 +83,32 @@ class MemoryStore(KVStore):
 
     def delete_many(self, keys: Sequence[StoreKey], deadline_s: float = 0.0) -> int:
         with self._lock:
-            return sum(self._drop(key) for key in keys)
+            return sum(self._drop(key) or self._documents.drop(key) for key in keys)
 
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float = 0.0) -> list[bool]:
+    def touch_many(
+        self,
+        keys: Sequence[StoreKey],
+        deadline_s: float = 0.0,
+        ttl_s: Sequence[int] | None = None,
+    ) -> list[bool]:
         with self._lock:
             return [self._refresh(key) for key in keys]
+
+    def put_document(
+        self, key: StoreKey, content: bytes, ttl_s: int, deadline_s: float = 0.0
+    ) -> bool:
+        with self._lock:
+            return not self._closed and self._documents.put(key, content, ttl_s)
+
+    def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float = 0.0) -> bytes | None:
+        with self._lock:
+            return self._documents.get(key, max_bytes)
 
     def close(self) -> None:
         """Give every reference back; later writes are refused. Nothing is reported."""
         with self._lock:
             self._closed = True
+            self._documents.clear()
             for key in list(self._entries):
                 self._drop(key)
 
@@ -96,6 +119,7 @@ class MemoryStore(KVStore):
                 raise IntegrityError(f"memory store counts {self._bytes} bytes, holds {counted}")
             if counted > self._capacity_bytes:
                 raise IntegrityError(f"{counted} bytes held, {self._capacity_bytes} allowed")
+            self._documents.check_integrity()
 
     def clear(self) -> None:
         """Forget every value; eviction is not reported, the caller knows."""

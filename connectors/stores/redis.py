@@ -1,18 +1,11 @@
 """Redis (or anything that speaks its protocol) as the remote tier."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    NoPermissionError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, ResponseError, TryAgainError
 
-from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
+from connectors.stores.base import ReadRequest, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.redis_connections import (
     Connections,
@@ -20,20 +13,19 @@ from connectors.stores.redis_connections import (
     SingleServer,
     options_of,
 )
+from connectors.stores.redis_keys import RedisKeys, bulk, command
 from connectors.stores.redis_parser import SinkParser
 from spm.config import redacted_url
-from spm.errors import StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 
-_CAPABILITIES = StoreCapabilities(remote=True, delete=True, touch=True, exact_ttl=True)
 _REDIRECTIONS = (AskError, TryAgainError)  # MovedError is an AskError
-_UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
 _DEFAULT_CONNECTIONS = 8
 _READ_WINDOW_BYTES = 16 * 1024 * 1024
+_GET = command(b"GET", 1)
 
 
-class RedisStore(KVStore):
+class RedisStore(RedisKeys):
     """Values under their keys, one pipelined round trip a batch and server.
 
     A server's error reply to one key (out of memory, moved, wrong type) is a miss or
@@ -55,18 +47,14 @@ class RedisStore(KVStore):
         takes them, or ``redis+cluster://``, ``rediss+cluster://`` naming one node.
         ``ttl_s``: seconds a value lives after it was written or touched; None or 0: for
         ever. Raises ConfigError."""
-        self._place = redacted_url(url)
+        servers = _servers_of(url, connect_timeout_s, max_connections)
+        super().__init__(servers, redacted_url(url), ttl_s)
         self._pool = pool
-        self._ttl = str(ttl_s).encode() if ttl_s else None
-        self._servers = _servers_of(url, connect_timeout_s, max_connections)
+        self._life = bulk(b"EX") + bulk(b"%d" % ttl_s) if ttl_s else b""
         self._refusing_writes = False
 
     def __repr__(self) -> str:
         return f"RedisStore({self._place})"
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        return _CAPABILITIES
 
     def get_many(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
         found: list[Buffer | None] = [None] * len(reads)
@@ -97,67 +85,6 @@ class RedisStore(KVStore):
             raise failure
         return stored
 
-    def contains_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
-        return [count == 1 for count in self._count_each(keys, deadline_s, [(b"EXISTS", ())])]
-
-    def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
-        return sum(self._count_each(keys, deadline_s, [(b"UNLINK", ())]))
-
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
-        commands: list[tuple[bytes, tuple[bytes, ...]]] = [(b"TOUCH", ())]
-        if self._ttl is not None:
-            commands.append((b"EXPIRE", (self._ttl,)))
-        return [count == len(commands) for count in self._count_each(keys, deadline_s, commands)]
-
-    def close(self) -> None:
-        self._servers.close()
-
-    def check_integrity(self) -> None:
-        """Connections are the only state; they are checked when lent."""
-
-    def _visit(
-        self,
-        keys: Sequence[StoreKey],
-        deadline_s: float,
-        work: Callable[[SinkParser, Sequence[int]], None],
-    ) -> StoreError | None:
-        """Do ``work`` with each server that holds some of ``keys``; the last failure."""
-        failure: StoreError | None = None
-        for connections, positions in self._servers.route(keys, deadline_s) if keys else ():
-            try:
-                with connections.lend(deadline_s) as parser:
-                    work(parser, positions)
-            except StoreError as error:
-                self._servers.suspect()
-                failure = error
-        return failure
-
-    def _count_each(
-        self,
-        keys: Sequence[StoreKey],
-        deadline_s: float,
-        commands: Sequence[tuple[bytes, tuple[bytes, ...]]],
-    ) -> list[int]:
-        """Sum, key by key, of the integer replies to ``commands``; 0 for error replies."""
-        counts = [0] * len(keys)
-        answered = 0
-
-        def work(parser: SinkParser, positions: Sequence[int]) -> None:
-            nonlocal answered
-            parser.send(
-                b"".join(_encoded(name, keys[at].encode(), *rest) for name, rest in commands)
-                for at in positions
-            )
-            for at in positions:
-                replies = [self._checked(parser.read()) for _ in commands]
-                counts[at] = sum(reply for reply in replies if isinstance(reply, int))
-                answered += 1
-
-        failure = self._visit(keys, deadline_s, work)
-        if failure is not None and not answered:
-            raise failure
-        return counts
-
     def _read_values(
         self,
         parser: SinkParser,
@@ -178,7 +105,7 @@ class RedisStore(KVStore):
                     asked == done or ahead_bytes < _READ_WINDOW_BYTES
                 ):
                     read = reads[positions[asked]]
-                    requests += _encoded(b"GET", read.key.encode())
+                    requests += _GET + bulk(read.key.encode())
                     ahead_bytes += read.size_bytes
                     asked += 1
             parser.send([requests])
@@ -206,22 +133,14 @@ class RedisStore(KVStore):
         self, items: Sequence[tuple[StoreKey, Buffer]]
     ) -> Iterator[bytes | memoryview]:
         """SET commands; values are passed on as they are, only the words around them joined."""
-        head = b"*3\r\n$3\r\nSET\r\n" if self._ttl is None else b"*5\r\n$3\r\nSET\r\n"
-        tail = b"\r\n" if self._ttl is None else b"\r\n" + _bulk(b"EX") + _bulk(self._ttl)
+        head = command(b"SET", 4 if self._life else 2)
+        tail = b"\r\n" + self._life
         pending = b""
         for key, buffer in items:
-            yield b"%b%b%b$%d\r\n" % (pending, head, _bulk(key.encode()), buffer.size_bytes)
+            yield b"%b%b%b$%d\r\n" % (pending, head, bulk(key.encode()), buffer.size_bytes)
             yield buffer.view
             pending = tail
         yield pending
-
-    def _checked(self, reply: object) -> object:
-        """The reply, unless it says that this server is of no use now."""
-        if isinstance(reply, ResponseError):
-            self._servers.suspect()
-            if isinstance(reply, _UNUSABLE_SERVER):
-                raise StoreUnavailableError(f"{self._place}: {reply}") from reply
-        return reply
 
     def _note_refusal(self, refusal: ResponseError | None) -> None:
         """One log line when the server begins to refuse writes, none while it goes on."""
@@ -249,11 +168,3 @@ def _servers_of(url: str, connect_timeout_s: float, max_connections: int) -> Ser
             max_connections=max_connections,
         )
     )
-
-
-def _bulk(data: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
-def _encoded(*words: bytes) -> bytes:
-    return b"*%d\r\n%b" % (len(words), b"".join(map(_bulk, words)))

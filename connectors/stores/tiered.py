@@ -61,6 +61,11 @@ class TieredStore(KVStore):
         """Whether there is a remote store, reachable or not."""
         return self._remote is not None
 
+    def get_host(self, reads: Sequence[ReadRequest]) -> list[Buffer | None]:
+        """Like :meth:`get_many`, from the host tier only: by reference, never blocks, never
+        raises ``StoreError``."""
+        return self._host.get_many(reads) if self._host is not None else [None] * len(reads)
+
     def get_many_by_tier(
         self, reads: Sequence[ReadRequest], deadline_s: float
     ) -> list[TierHit | None]:
@@ -132,13 +137,47 @@ class TieredStore(KVStore):
         deleted = self._host.delete_many(keys) if self._host is not None else 0
         return max(deleted, self._ask(keys, 0, lambda remote: remote.delete_many(keys, deadline_s)))
 
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> list[bool | None]:
         """Refresh in both tiers; True where at least one has the key."""
         held = self._host.touch_many(keys) if self._host is not None else [False] * len(keys)
-        absent = [False] * len(keys)
+        absent: Sequence[bool | None] = [False] * len(keys)
         return _either(
             held,
-            lambda: self._ask(keys, absent, lambda remote: remote.touch_many(keys, deadline_s)),
+            lambda: self._ask(
+                keys, absent, lambda remote: remote.touch_many(keys, deadline_s, ttl_s)
+            ),
+        )
+
+    def expire_many(self, keys: Sequence[StoreKey], ttl_s: int, deadline_s: float) -> int:
+        """In the remote; the host tier's values have no lifetime."""
+        return self._ask(keys, 0, lambda remote: remote.expire_many(keys, ttl_s, deadline_s))
+
+    def put_document(self, key: StoreKey, content: bytes, ttl_s: int, deadline_s: float) -> bool:
+        """To the remote, or to the host tier if there is no remote."""
+        if self._remote is None:
+            return self._host is not None and self._host.put_document(key, content, ttl_s)
+        return self._ask(
+            [key], False, lambda remote: remote.put_document(key, content, ttl_s, deadline_s)
+        )
+
+    def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float) -> bytes | None:
+        """From the remote, or from the host tier if there is no remote."""
+        if self._remote is None:
+            return self._host.get_document(key, max_bytes) if self._host is not None else None
+        return self._ask(
+            [key], None, lambda remote: remote.get_document(key, max_bytes, deadline_s)
+        )
+
+    def append_stream(
+        self, key: StoreKey, entries: Sequence[bytes], max_length: int, deadline_s: float
+    ) -> int:
+        """In the remote; the host tier keeps no logs."""
+        return self._ask(
+            entries,
+            0,
+            lambda remote: remote.append_stream(key, entries, max_length, deadline_s),
         )
 
     def close(self) -> None:
@@ -183,12 +222,12 @@ class TieredStore(KVStore):
         return answer
 
 
-def _either(host: list[bool], ask_remote: Callable[[], list[bool]]) -> list[bool]:
+def _either(host: list[bool], ask_remote: Callable[[], Sequence[_T]]) -> list[bool | _T]:
     """Host or remote, key by key; a remote failure counts only if the host has nothing."""
     try:
         remote = ask_remote()
     except StoreError:
         if not any(host):
             raise
-        return host
+        return [*host]
     return [here or there for here, there in zip(host, remote, strict=True)]

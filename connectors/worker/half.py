@@ -182,7 +182,8 @@ class WorkerHalf:
         commands.loads, commands.cancelled_jobs = [], []
 
     def save(self) -> None:
-        """After the forward pass: copy out what the step computed."""
+        """After the forward pass, if there is one: copy out what the step computed, and
+        send on what is only in the host tier."""
         commands = self._take_commands()
         if commands.saves:
             self._saver.save(commands.saves, commands.key_space)
@@ -194,11 +195,14 @@ class WorkerHalf:
         return self._commands
 
     def collect_loads(self) -> list[LoadResult]:
-        """Loads that ended. A step that computes nothing waits a moment for one."""
+        """Loads that ended. A step that computes nothing waits a moment for one, or because
+        the scheduler half waits."""
         self._news.progress.clear()
         results = self._loader.collect()
-        idle = self._commands is not None and not self._commands.has_forward
-        if not results and idle and (self._loader.busy or self._saver.busy):
+        commands = self._commands
+        idle = commands is not None and not commands.has_forward
+        linger = commands is not None and commands.linger
+        if not results and idle and (linger or self._loader.busy or self._saver.busy):
             self._news.progress.wait(_IDLE_WAIT_S)
             results = self._loader.collect()
         self._ended.extend(results)

@@ -5,9 +5,15 @@ blocks may belong to somebody else, and no late batch may touch them.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
+from connectors.metadata import (
+    NO_BLOCK_ID,
+    BlockMove,
+    LoadCommand,
+    LoadFailure,
+    LoadResult,
+)
 from spm.residency import Tier
 from tracker.ids import BlockKey
 
@@ -24,6 +30,7 @@ class LoadJob:
         self.lock = threading.Lock()
         self._batches_left = num_batches
         self._outcome: dict[BlockKey, Tier | LoadFailure] = {}
+        self._speeds: dict[Tier, tuple[int, float]] = {}
         self._closed = False
         self._broken = False
 
@@ -37,15 +44,22 @@ class LoadJob:
         """An earlier block failed: what lies behind it in the prefix is of no use."""
         return self._broken
 
-    def write(self, copy: Callable[[], None], arrived: dict[BlockKey, Tier]) -> bool:
-        """Run ``copy`` unless the job is closed; record what arrived. Load threads."""
+    def write(self, deliver: Callable[[], Mapping[BlockKey, Tier]]) -> Mapping[BlockKey, Tier]:
+        """Run ``deliver`` unless the job is closed. What it returns, and this too, are the
+        values that arrived, and from where. Load threads."""
         with self.lock:
             if self._closed:
-                return False
-            copy()
+                return {}
+            arrived = deliver()
             for key, tier in arrived.items():
                 self._outcome.setdefault(key, tier)
-            return True
+            return arrived
+
+    def note_speed(self, tier: Tier, size_bytes: int, seconds: float) -> None:
+        """So long took a batch that arrived whole from one tier. Load threads."""
+        with self.lock:
+            known_bytes, known_s = self._speeds.get(tier, (0, 0.0))
+            self._speeds[tier] = (known_bytes + size_bytes, known_s + seconds)
 
     def fail(self, moves: Sequence[BlockMove], reason: LoadFailure) -> None:
         """These did not arrive. Load threads."""
@@ -73,6 +87,7 @@ class LoadJob:
         with self.lock:
             self._closed = True
             result = LoadResult(self.command.job_id, self.command.request_id)
+            result.speeds = dict(self._speeds)
             for move in self.command.moves:
                 outcome = self._outcome.get(move.key, reason)
                 if outcome is Tier.HOST:
@@ -82,5 +97,6 @@ class LoadJob:
                 else:
                     assert isinstance(outcome, LoadFailure)
                     result.failed[move.key] = outcome
-                    result.failed_block_ids.append(move.block_id)
+                    if move.block_id != NO_BLOCK_ID:
+                        result.failed_block_ids.append(move.block_id)
             return result

@@ -1,8 +1,10 @@
 """Stores copies of blocks in the background: host tier first, then the remote store.
 
 The main thread copies blocks out at the end of a step (they cannot change before it
-returns). One thread adds headers and writes. Every block is answered exactly once, so
-the scheduler half knows how many bytes are still on their way.
+returns). One thread adds headers and writes. Values that are to go from the host tier to
+the remote are looked up only when it is their turn: until then they take no memory. Every
+block is answered exactly once, so the scheduler half knows how many bytes are still on
+their way.
 """
 
 import logging
@@ -14,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from connectors.metadata import BlockMove
-from connectors.stores.base import StoreKey
+from connectors.metadata import NO_BLOCK_ID, BlockMove
+from connectors.stores.base import ReadRequest, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.tiered import TieredStore
 from connectors.worker.block_mover import BlockMover, Place
@@ -37,12 +39,14 @@ _T = TypeVar("_T")
 class _Value:
     key: BlockKey
     name: StoreKey
-    buffer: Buffer
+    size_bytes: int
+    buffer: Buffer | None
+    """``None``: in the host tier, if it is still there."""
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """Values whose copies out of KV memory have been started."""
+class _Queued:
+    """Values whose copies out of KV memory have been started, or that need none."""
 
     values: list[_Value]
     tickets: list[object]
@@ -84,7 +88,7 @@ class Saver:
         self._counters = counters
         self._listener = listener
         self._clock = clock
-        self._gathered: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
+        self._queued: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._open = 0
         self._open_lock = threading.Lock()
         self._last_s = float("inf")
@@ -99,6 +103,23 @@ class Saver:
 
     def save(self, moves: Sequence[BlockMove], key_space: KeySpace) -> None:
         """Copy blocks out now; storing happens later. Blocks without a buffer are skipped."""
+        copied: list[BlockMove] = []
+        in_host: list[_Value] = []
+        for move in moves:
+            if move.block_id == NO_BLOCK_ID:
+                in_host.append(self._value(move.key, key_space))
+            else:
+                copied.append(move)
+        self._copy_out(copied, key_space)
+        if in_host:
+            self._count_open(len(in_host))
+            self._queued.put(_Queued(in_host, [], key_space))
+
+    def _value(self, key: BlockKey, key_space: KeySpace, buffer: Buffer | None = None) -> _Value:
+        name = self._codec.store_key(key, key_space)
+        return _Value(key, name, self._codec.value_bytes(key), buffer)
+
+    def _copy_out(self, moves: Sequence[BlockMove], key_space: KeySpace) -> None:
         values: list[_Value] = []
         skipped: list[BlockKey] = []
         places: defaultdict[GroupId, list[Place]] = defaultdict(list)
@@ -107,8 +128,7 @@ class Saver:
             if buffer is None:
                 skipped.append(move.key)
                 continue
-            name = self._codec.store_key(move.key, key_space)
-            values.append(_Value(move.key, name, buffer))
+            values.append(self._value(move.key, key_space, buffer))
             places[split_block_key(move.key)[1]].append((move.block_id, payload_of(buffer)))
         if skipped:
             self._counters.add(Metric.SAVES_SKIPPED, len(skipped), "no_buffer")
@@ -127,13 +147,14 @@ class Saver:
                 self._mover.finish_gather(ticket)
             self._answer(values)
             return
-        self._gathered.put(_Gathered(values, tickets, key_space))
+        self._queued.put(_Queued(values, tickets, key_space))
 
     def _answer(self, values: Sequence[_Value]) -> None:
         """Done with these, well or badly. The answer lets the scheduler half send more, so
         it comes last, when their memory has been given back."""
         for value in values:
-            value.buffer.release()
+            if value.buffer is not None:
+                value.buffer.release()
         self._count_open(-len(values))
         self._listener.save_done([value.key for value in values])
 
@@ -148,10 +169,10 @@ class Saver:
         remote: deque[_Value] = deque()
         running = True
         while running or remote:
-            if remote and self._gathered.empty():
+            if remote and self._queued.empty():
                 self._guard(self._write_remote, self._next_batch(remote))
                 continue
-            item = self._gathered.get()
+            item = self._queued.get()
             if item is None:
                 running = False
                 continue
@@ -165,53 +186,67 @@ class Saver:
             logger.exception("unexpected error in a save; the blocks are not stored")
             self._counters.add(Metric.INTERNAL_ERRORS, label="saver")
 
-    def _finish(self, item: _Gathered) -> None:
+    def _finish(self, item: _Queued) -> None:
         for ticket in item.tickets:
             self._mover.finish_gather(ticket)
-        for value in item.values:
-            write_header(value.buffer.view, self._codec.identity(value.key, item.key_space))
-            value.buffer.verified = True
-        stored = self._stores.put_host([(value.name, value.buffer) for value in item.values])
-        kept = [value for value, ok in zip(item.values, stored, strict=True) if ok]
+        copies = [(value, value.buffer) for value in item.values if value.buffer is not None]
+        for value, buffer in copies:
+            write_header(buffer.view, self._codec.identity(value.key, item.key_space))
+            buffer.verified = True
+        stored = self._stores.put_host([(value.name, buffer) for value, buffer in copies])
+        kept = [value for (value, _), ok in zip(copies, stored, strict=True) if ok]
         self._count_saved(Tier.HOST, kept)
         self._listener.host_stored([value.name for value in kept])
 
     def _next_batch(self, remote: deque[_Value]) -> list[_Value]:
-        batch, size = [remote.popleft()], 0
-        size = batch[0].buffer.size_bytes
-        while remote and size + remote[0].buffer.size_bytes <= self._config.batch_bytes:
-            size += remote[0].buffer.size_bytes
+        batch = [remote.popleft()]
+        size = batch[0].size_bytes
+        while remote and size + remote[0].size_bytes <= self._config.batch_bytes:
+            size += remote[0].size_bytes
             batch.append(remote.popleft())
         return batch
 
     def _write_remote(self, batch: list[_Value]) -> None:
         try:
-            if not self._stores.has_remote:
-                return
-            # A value that was never finished has no header; storing it would be a lie.
-            items = [(v.name, v.buffer) for v in batch if v.buffer.verified]
-            deadline_s = min(self._clock() + self._config.save_deadline_s, self._last_s)
-            stored = self._stores.put_remote(items, deadline_s)
-            named = {name for (name, _), ok in zip(items, stored, strict=True) if ok}
-            kept = [value for value in batch if value.name in named]
-            self._count_saved(Tier.REMOTE, kept)
-            self._counters.add(Metric.SAVES_SKIPPED, len(batch) - len(kept), "remote")
-            self._listener.remote_stored([value.name for value in kept])
-        except StoreError as error:
-            logger.info("%d blocks were not stored: %s", len(batch), error)
-            self._counters.add(Metric.SAVES_SKIPPED, len(batch), "remote")
+            if self._stores.has_remote:
+                self._fetch_from_host([value for value in batch if value.buffer is None])
+                self._write([value for value in batch if value.buffer is not None])
         finally:
             self._answer(batch)
 
+    def _fetch_from_host(self, values: Sequence[_Value]) -> None:
+        """Take a reference, given back with the answer, to what is still there."""
+        reads = [ReadRequest(value.name, value.size_bytes) for value in values]
+        for value, buffer in zip(values, self._stores.get_host(reads), strict=True):
+            value.buffer = buffer
+        gone = sum(value.buffer is None for value in values)
+        self._counters.add(Metric.SAVES_SKIPPED, gone, "evicted")
+
+    def _write(self, values: Sequence[_Value]) -> None:
+        # A value that was never finished has no header; storing it would be a lie.
+        items = [(v.name, v.buffer) for v in values if v.buffer is not None and v.buffer.verified]
+        deadline_s = min(self._clock() + self._config.save_deadline_s, self._last_s)
+        try:
+            stored = self._stores.put_remote(items, deadline_s)
+        except StoreError as error:
+            logger.info("%d blocks were not stored: %s", len(values), error)
+            self._counters.add(Metric.SAVES_SKIPPED, len(values), "remote")
+            return
+        named = {name for (name, _), ok in zip(items, stored, strict=True) if ok}
+        kept = [value for value in values if value.name in named]
+        self._count_saved(Tier.REMOTE, kept)
+        self._counters.add(Metric.SAVES_SKIPPED, len(values) - len(kept), "remote")
+        self._listener.remote_stored([value.name for value in kept])
+
     def _count_saved(self, tier: Tier, values: Sequence[_Value]) -> None:
         self._counters.add(Metric.SAVED_BLOCKS, len(values), tier.value)
-        size = sum(value.buffer.size_bytes for value in values)
+        size = sum(value.size_bytes for value in values)
         self._counters.add(Metric.SAVED_BYTES, size, tier.value)
 
     def close(self) -> None:
         """Write what was copied, for one ``save_deadline_s`` at most, then stop the thread."""
         self._last_s = self._clock() + self._config.save_deadline_s
-        self._gathered.put(None)
+        self._queued.put(None)
         self._thread.join()
 
     def check_integrity(self, *, idle: bool) -> None:

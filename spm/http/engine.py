@@ -9,6 +9,7 @@ from spm.http.errors import RequestError
 UTILITY = "spm_manage"
 WIRE_VERSION = 1
 DEADLINE_S = 10.0
+"""Far above the second within which an engine answers what it has to ask a store for."""
 MAX_UNANSWERED = 1024
 """Calls that the engines may owe an answer to, those given up on included. Far above what
 clients keep waiting at once, because a slow step holds all of them: only a stuck engine

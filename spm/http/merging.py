@@ -7,18 +7,23 @@ one engine every function returns what that engine said.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from spm.http.session_merging import Sighting, merge_sessions, strongest_class
+from spm.operation import UNFINISHED
+
 Answer = Mapping[str, Any]
 
-_STRENGTH = ("finished", "ordinary", "associated", "later", "soon")
-"""Retention classes, the strongest last."""
-_EFFECTIVE = frozenset({"ok", "partial", "accepted", "deferred"})
+_GOING_WELL: frozenset[str] = UNFINISHED | {"ok"}
+_EFFECTIVE = _GOING_WELL | {"partial"}
 
 
 def merge_status(statuses: Sequence[str]) -> str:
-    """Equal stays, mixed is ``partial``; ``failed`` when none of several had any effect."""
+    """Equal stays; ``accepted`` while some go on and the others went well; else mixed is
+    ``partial``, or ``failed`` when none of several had any effect."""
     known = {s for s in statuses if s != "not_found"} or set(statuses)
     if len(known) == 1:
         return known.pop()
+    if known <= _GOING_WELL:
+        return "accepted"
     return "partial" if known & _EFFECTIVE else "failed"
 
 
@@ -41,11 +46,10 @@ def merge_end(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def merge_session(answers: Sequence[Answer]) -> dict[str, Any]:
     """Answers to ``get_session``."""
-    said = _with_a_say(answers)
-    merged = _common(answers, said)
-    sessions = [a["session"] for a in said if a.get("session")]
-    if sessions:
-        merged["session"] = _merge_sessions(sessions)
+    merged = _common(answers, _with_a_say(answers))
+    seen = [Sighting(n, a["session"]) for n, a in enumerate(answers) if a.get("session")]
+    if seen:
+        merged["session"] = merge_sessions(seen)
     return merged
 
 
@@ -56,31 +60,47 @@ def merge_list(answers: Sequence[Answer], limit: int) -> dict[str, Any]:
     among the first ``limit`` of each engine that has it.
     """
     merged = _common(answers, _with_a_say(answers))
-    listing = [a for a in answers if "sessions" in a]
+    listing = [(n, a) for n, a in enumerate(answers) if "sessions" in a]
     if not listing:
         return merged
-    by_id: dict[str, list[Answer]] = {}
-    for session in (s for a in listing for s in a["sessions"]):
-        by_id.setdefault(session["id"], []).append(session)
+    by_id: dict[str, list[Sighting]] = {}
+    for seen in (Sighting(n, session) for n, a in listing for session in a["sessions"]):
+        by_id.setdefault(seen.session["id"], []).append(seen)
     ids = sorted(by_id)
-    merged["sessions"] = [_merge_sessions(by_id[i]) for i in ids[:limit]]
-    merged["has_more"] = len(ids) > limit or any(a.get("has_more") for a in listing)
+    merged["sessions"] = [merge_sessions(by_id[i]) for i in ids[:limit]]
+    merged["has_more"] = len(ids) > limit or any(a.get("has_more") for _, a in listing)
     return merged
 
 
 def merge_operation(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Answers to ``get_operation``: the first answers, merged as they were merged then."""
+    """Answers to ``get_operation``: what became of it, merged as the first answers were."""
     said = _with_a_say(answers)
     merged = _common(answers, said)
-    firsts = [a["operation"] for a in said if a.get("operation")]
-    if firsts:
-        merge = merge_end if any("ended" in f for f in firsts) else merge_apply
-        merged["operation"] = merge(firsts)
+    found = [a["operation"] for a in said if a.get("operation")]
+    if found:
+        merge = merge_end if any("ended" in f for f in found) else merge_apply
+        done = all(_is_done(f) for f in _with_a_say(found))
+        merged["operation"] = {**merge(found), "done": done}
+    return merged
+
+
+def merge_engines(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Answers to ``status``: an entry for each engine, in their order. If one engine has no
+    status to give, its entry says why instead; if none has, there are no entries."""
+    merged = _common(answers, answers)
+    if any("engine" in a for a in answers):
+        merged["engines"] = [{"engine": n, **a.get("engine", a)} for n, a in enumerate(answers)]
     return merged
 
 
 def _with_a_say(answers: Sequence[Answer]) -> Sequence[Answer]:
     return [a for a in answers if a["status"] != "not_found"] or answers
+
+
+def _is_done(operation: Answer) -> bool:
+    """As the engine says; one that says nothing has nothing under way but what it lists."""
+    under_way = any(edit["status"] in UNFINISHED for edit in operation.get("edits", ()))
+    return bool(operation.get("done", not under_way))
 
 
 def _common(answers: Sequence[Answer], said: Sequence[Answer]) -> dict[str, Any]:
@@ -112,15 +132,19 @@ def _columns(answers: Sequence[Answer], key: str) -> Iterable[list[Answer]]:
 
 def _merge_edit(edits: Sequence[Answer]) -> dict[str, Any]:
     said = _with_a_say(edits)
+    if len(said) == 1:
+        return dict(said[0])
     starts = [e["block_start"] for e in said if e.get("block_start") is not None]
     ends = [e["block_end"] for e in said if e.get("block_end") is not None]
     merged: dict[str, Any] = {
-        "type": said[0]["type"],
+        **{key: said[0][key] for key in ("type", "target") if key in said[0]},
         "status": merge_status([e["status"] for e in edits]),
         "block_start": min(starts, default=None),
         "block_end": max(ends, default=None),
         "blocks": sum(e.get("blocks", 0) for e in said),
     }
+    if any("done_blocks" in e for e in said):
+        merged["done_blocks"] = sum(e.get("done_blocks", 0) for e in said)
     _set_detail(merged, said)
     return merged
 
@@ -129,32 +153,7 @@ def _merge_retention(kept: Sequence[Answer]) -> dict[str, Any] | None:
     if not kept:
         return None
     return {
-        "class": _strongest(kept),
+        "class": strongest_class(kept),
         "ttl_s": max(r.get("ttl_s", 0.0) for r in kept),
         "blocks": sum(r.get("blocks", 0) for r in kept),
     }
-
-
-def _merge_sessions(sessions: Sequence[Answer]) -> dict[str, Any]:
-    """One session as several engines see it."""
-    parents = [s["parent_session_id"] for s in sessions if s.get("parent_session_id")]
-    merged: dict[str, Any] = {
-        "id": sessions[0]["id"],
-        "parent_session_id": parents[0] if parents else None,
-        "children": max(s.get("children", 0) for s in sessions),
-        "active_requests": sum(s.get("active_requests", 0) for s in sessions),
-        "idle_s": min(s.get("idle_s", 0.0) for s in sessions),
-        "ttl_left_s": max(s.get("ttl_left_s", 0.0) for s in sessions),
-        "class": _strongest(sessions),
-        "blocks": sum(s.get("blocks", 0) for s in sessions),
-    }
-    residencies = [s["residency"] for s in sessions if "residency" in s]
-    if residencies:
-        tiers = dict.fromkeys(tier for r in residencies for tier in r)
-        merged["residency"] = {t: sum(r.get(t, 0) for r in residencies) for t in tiers}
-    return merged
-
-
-def _strongest(items: Sequence[Answer]) -> str:
-    classes = [str(i.get("class")) for i in items]
-    return max(classes, key=lambda c: _STRENGTH.index(c) if c in _STRENGTH else -1)

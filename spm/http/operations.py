@@ -1,8 +1,9 @@
-"""The session operations, each asked of all engines and answered as one."""
+"""The management operations, each asked of all engines and answered as one."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from spm.hints import DEFAULT_TENANT
 from spm.http import merging
 from spm.http.engine import EngineOperations
 from tracker.ids import TenantId
@@ -43,6 +44,11 @@ async def list_sessions(
 
 
 async def get_operation(engine: EngineOperations, tenant: TenantId, operation_id: str) -> Result:
-    """What an earlier operation answered, under ``operation`` if it is still remembered."""
+    """What became of an earlier operation, under ``operation`` if it is still remembered."""
     answers = await engine.ask("get_operation", tenant, operation_id=operation_id)
     return merging.merge_operation(answers)
+
+
+async def get_status(engine: EngineOperations) -> Result:
+    """Counts and speeds of each engine, under ``engines``: of all tenants together."""
+    return merging.merge_engines(await engine.ask("status", DEFAULT_TENANT))

@@ -1,6 +1,7 @@
-"""``/v1/sessions`` and ``/v1/operations``: management without a generation endpoint.
+"""``/v1/sessions``, ``/v1/operations``, ``/v1/spm``: management without a generation endpoint.
 
-Everything is scoped to the request's tenant: another tenant's session is not found.
+What is about sessions is scoped to the request's tenant: another tenant's session is not
+found. ``/v1/spm/status`` is about the engines and names no session.
 """
 
 from typing import Any, NamedTuple
@@ -17,11 +18,13 @@ from spm.http.errors import RequestError
 from spm.http.frontend import Frontend, frontend_of
 from spm.http.ids import checked_operation_id, checked_session_id, operation_id
 from spm.http.operations import Result
+from spm.operation import UNFINISHED
 from tracker.ids import TenantId
 
 MAX_BODY_BYTES = 1 << 20
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 _CODES = {"not_found": 404, "rejected": 429}
+_UNFINISHED_CODE = 202
 _NO_OBJECT_CODES = {"unsupported": 501}
 
 router = APIRouter(tags=["sessions"])
@@ -30,7 +33,8 @@ router = APIRouter(tags=["sessions"])
 # Before the routes of a session: an id may contain "/", and only POST ends in "edits".
 @router.post("/v1/sessions/{session_id:path}/edits")
 async def edit_session(session_id: str, request: Request) -> JSONResponse:
-    """Apply edits and retention to a session without model execution."""
+    """Apply edits and retention to a session without model execution. HTTP 202 if all went
+    well so far and some of it goes on in the background."""
     frontend, tenant, engine = _asked(request)
     parsed = parse_edit_request(session_id, await _json_body(request), frontend.sam)
     operation = parsed.operation_id or operation_id(request.headers)
@@ -77,18 +81,26 @@ async def end_session(session_id: str, request: Request) -> JSONResponse:
         raise _bad("tree", "true or false is needed")
     operation = operation_id(request.headers)
     result = await operations.end_session(engine, tenant, operation, session_id, tree == "true")
-    deleted = {"id": session_id, "deleted": result["status"] == "ok"}
+    ended = result["status"] == "ok" or result["status"] in UNFINISHED
+    deleted = {"id": session_id, "deleted": ended}
     return _answer("session.deleted", {**deleted, **result})
 
 
 @router.get("/v1/operations/{operation}")
 async def get_operation(operation: str, request: Request) -> JSONResponse:
-    """What an earlier operation answered; HTTP 200 whatever its own outcome was."""
+    """What became of an earlier operation; HTTP 200 whatever its own outcome is."""
     _, tenant, engine = _asked(request)
     checked_operation_id(operation, "operation_id")
     result = await operations.get_operation(engine, tenant, operation)
-    first = _object(result, "operation")
-    return JSONResponse({"object": "operation", "id": operation, **first})
+    found = _object(result, "operation")
+    return JSONResponse({"object": "operation", "id": operation, **found})
+
+
+@router.get("/v1/spm/status")
+async def get_status(request: Request) -> JSONResponse:
+    """What each engine holds and does, in counts."""
+    result = await operations.get_status(_frontend(request).engine)
+    return JSONResponse({"object": "spm.status", "engines": _object(result, "engines")})
 
 
 async def request_error(_request: Request, error: Exception) -> JSONResponse:
@@ -104,10 +116,15 @@ class _Asked(NamedTuple):
     engine: EngineOperations
 
 
-def _asked(request: Request) -> _Asked:
+def _frontend(request: Request) -> Frontend:
     frontend = frontend_of(request.app)
     if not isinstance(frontend, Frontend):
         raise RequestError(501, frontend.reason, status="unsupported")
+    return frontend
+
+
+def _asked(request: Request) -> _Asked:
+    frontend = _frontend(request)
     return _Asked(frontend, frontend.tenants.tenant_of(request.headers), frontend.engine)
 
 
@@ -137,7 +154,7 @@ def _answer(kind: str, result: Result) -> JSONResponse:
     code = _CODES.get(result["status"])
     if code is not None:
         raise _no_success(code, result, body)
-    return JSONResponse(body)
+    return JSONResponse(body, _UNFINISHED_CODE if result["status"] in UNFINISHED else 200)
 
 
 def _object(result: Result, key: str) -> Any:  # noqa: ANN401

@@ -17,6 +17,7 @@ from spm.sam.chain import Association, claim_chain, reclaim_chain
 from spm.sam.frontier import NO_BLOCK, Frontier
 from spm.sam.holders import Reservation
 from spm.sam.policy import UNHINTED, Retention, is_protected
+from spm.sam.restoring import RestoredBlock, restore_places
 from spm.sam.zones import (
     ASSOCIATED,
     DEMOTED,
@@ -112,6 +113,32 @@ class SessionClaims:
             for frontier in held.frontiers:
                 reclaim_chain(frontier, targets, self._strong_stops(retention), done)
         return done
+
+    def restore(
+        self,
+        ref: SessionRef,
+        retention: Retention,
+        restored: Sequence[RestoredBlock],
+        *,
+        renew: bool = True,
+    ) -> int:
+        """Blocks of a session that are in the pool although no request of it has just ended
+        (prefetched, or found there) join its newest branch; how many it holds of them.
+        ``renew``: what it holds already is protected anew too, which costs O(its blocks)."""
+        held = self._touch(ref)
+        fresh = not held.frontiers
+        if fresh:
+            held.frontiers.append(self._new_frontier(held, len(self._scales)))
+            held.frontiers[-1].finished_s = self._clock()
+        frontier = held.frontiers[-1]
+        self.num_records -= frontier.num_places
+        if renew or fresh:
+            targets = self._said(held, retention)
+            reclaim_chain(frontier, targets, self._strong_stops(retention), Association())
+        known = restore_places(frontier, restored, self._strong_stops(held.retention))
+        self.num_records += frontier.num_places
+        self._enforce_bound(ref)
+        return known
 
     def release(
         self,

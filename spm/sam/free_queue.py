@@ -208,6 +208,15 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         self._link_after(end.prev_free_block, block)
         self.num_free_blocks += 1
 
+    def count_low(self, limit: int) -> int:
+        """Free blocks that nobody wants kept (ordinary ones and those before them), counted
+        up to ``limit``. O(limit)."""
+        count, node = 0, self.fake_free_list_head.next_free_block
+        while node is not None and node is not self._ordinary_end and count < limit:
+            count += node.block_id >= 0
+            node = node.next_free_block
+        return count
+
     def any_expired(self, now_tick: int) -> bool:
         """Whether a segment's deadline has passed. O(1) when asked again in the same tick."""
         if now_tick == self._unexpired_tick:

@@ -9,17 +9,20 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from spm.agent_hint import AgentHint, Edit, EditType
+from spm.agent_hint import AgentHint, BlockRange, Edit, EditType
+from spm.capability import NoPooling, PoolingCapability
 from spm.config import SamConfig
 from spm.hints import HintOutcome, RequestHint
 from spm.metrics import Counters, Metric, metric_key
+from spm.operation import Status
 from spm.sam.attach import attach
 from spm.sam.block_table import BlockTable
 from spm.sam.chain import Association
 from spm.sam.claims import SessionClaims
-from spm.sam.edits import EditResult, Status
-from spm.sam.policy import ASSOCIATED, Retention, decide
-from spm.sam.zones import FINISHED, ORDINARY, ZONE_LABELS, Zone
+from spm.sam.edits import EditResult
+from spm.sam.policy import ASSOCIATED, EXPECTED, Retention, decide, is_protected
+from spm.sam.restoring import RestoredBlock
+from spm.sam.zones import DEMOTED, FINISHED, ORDINARY, ZONE_LABELS, Zone
 from tracker.ids import SessionRef
 
 if TYPE_CHECKING:
@@ -33,7 +36,6 @@ _GAUGES = (
     metric_key(Metric.SAM_PROTECTED_BLOCKS),
     *(metric_key(Metric.SAM_BLOCKS, label) for label in ZONE_LABELS),
 )
-_NOT_THERE_YET = "no store of this engine offers it yet; what is saved is saved by itself"
 
 
 class SessionAwareManager:
@@ -49,6 +51,8 @@ class SessionAwareManager:
     ) -> None:
         """``scales``: by KV cache group, its blocks in one logical block."""
         self._config = config
+        self.pooling: PoolingCapability = NoPooling()
+        """Who carries out what goes beyond the pool; set once, before the first step."""
         self._scales = scales
         self._max_records = max_records
         self._counters = counters
@@ -144,6 +148,32 @@ class SessionAwareManager:
             return ASSOCIATED
         return decide(hint, self._config.soon_s)
 
+    def restored(
+        self, ref: SessionRef, blocks: Sequence[RestoredBlock], *, renew: bool = True
+    ) -> int:
+        """Blocks of a session that is expected back are in the pool: protect them as the
+        session said last, or else as a resume that is asked for with nothing else said.
+        Returns how many it holds. ``renew``: what it held before is protected anew too."""
+        if self.claims is None:
+            return 0
+        started_s = perf_counter()
+        standing = self.claims.standing(ref)
+        retention = standing if is_protected(standing) else EXPECTED
+        held = self.claims.restore(ref, retention, blocks, renew=renew)
+        self._counters.add(Metric.SAM_SECONDS, perf_counter() - started_s)
+        return held
+
+    def demoted(self, ref: SessionRef, blocks: BlockRange | None, *, own_refs: int = 0) -> int:
+        """A session's blocks are kept elsewhere: the pool's may go, before ordinary ones.
+        Returns how many it still held. ``own_refs``: as for :meth:`edit`."""
+        if self.claims is None:
+            return 0
+        return self.claims.release(ref, DEMOTED, blocks=blocks, own_refs=own_refs)
+
+    def low_free(self, limit: int) -> int:
+        """Free blocks that nobody wants kept, counted up to ``limit``; 0 without a pool."""
+        return self._table.queue.count_low(limit) if self._table is not None else 0
+
     # --- management --------------------------------------------------------------------
 
     def retain(self, ref: SessionRef, hint: AgentHint) -> tuple[Retention, Association]:
@@ -158,35 +188,51 @@ class SessionAwareManager:
         return retention, self.claims.retain(ref, retention)
 
     def edit(self, ref: SessionRef, edit: Edit, *, own_refs: int = 0) -> EditResult:
-        """Carry out one edit, or say why not. Counted by type and status. ``own_refs``: of the
-        session's own request, if one is just ending."""
+        """Carry out one edit, begin to, or say why not. Counted by type and status when that is
+        final. ``own_refs``: of the session's own request, if one is just ending."""
         result = self._edit(ref, edit, own_refs)
-        self._counters.add(Metric.EDITS, label=f"{edit.type.value},{result.status.value}")
+        if result.operation is not None:
+            result.operation.when_done(lambda operation: self._count(edit, operation.status))
+        else:
+            self._count(edit, result.status)
         return result
+
+    def _count(self, edit: Edit, status: Status) -> None:
+        self._counters.add(Metric.EDITS, label=f"{edit.type.value},{status.value}")
 
     def _edit(self, ref: SessionRef, edit: Edit, own_refs: int) -> EditResult:
         if self.claims is None:
             return EditResult(edit, Status.UNSUPPORTED, detail="hints do not act on this engine")
         if edit.blocks is not None and not self._config.ranges:
             return EditResult(edit, Status.UNSUPPORTED, detail="sam.ranges is false")
-        if edit.type is not EditType.EVICT:
-            off = "" if self._config.remote_operations else "sam.remote_operations is false"
-            return EditResult(edit, Status.UNSUPPORTED, detail=off or _NOT_THERE_YET)
-        return self._evict(ref, edit, own_refs, self.claims)
+        if edit.type is EditType.EVICT:
+            return self._evict(ref, edit, own_refs, self.claims)
+        if not self._config.remote_operations:
+            return EditResult(edit, Status.UNSUPPORTED, detail="sam.remote_operations is false")
+        carry_out = {
+            EditType.OFFLOAD: self.pooling.offload,
+            EditType.PREFETCH: self.pooling.prefetch,
+        }
+        return EditResult.of(carry_out[edit.type](ref, edit))
 
     def _evict(
         self, ref: SessionRef, edit: Edit, own_refs: int, claims: SessionClaims
     ) -> EditResult:
-        """The session gives its claims up; what nobody else claims or uses is taken first."""
-        length = claims.logical_blocks(ref)
+        """The session gives its claims up; what nobody else claims or uses is taken first, and
+        stored copies that nobody else holds go too."""
+        length = max(claims.logical_blocks(ref), self.pooling.logical_blocks(ref))
         known = claims.release(ref, FINISHED, blocks=edit.blocks, own_refs=own_refs)
-        if not known:
+        stored = 0
+        if self._config.remote_operations:
+            stored = self.pooling.evict(ref, edit).blocks
+        if not known and not stored:
             detail = f"the session holds no block there; it has {length} logical blocks"
             return EditResult(edit, Status.NOT_FOUND, detail=detail)
+        blocks = max(known, stored)
         if edit.blocks is not None and edit.blocks.stop > length:
             detail = f"the session has {length} logical blocks"
-            return EditResult(edit, Status.PARTIAL, known, detail)
-        return EditResult(edit, Status.OK, known)
+            return EditResult(edit, Status.PARTIAL, blocks, detail)
+        return EditResult(edit, Status.OK, blocks)
 
     # --- numbers -----------------------------------------------------------------------
 
@@ -200,6 +246,16 @@ class SessionAwareManager:
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
         return dict(zip(_GAUGES, self.sizes(), strict=False))
+
+    def gpu_status(self) -> dict[str, int]:
+        """vLLM's block pool, for the operation ``status``; empty if hints do not act on it."""
+        if self._pool is None or self._table is None:
+            return {}
+        return {
+            "blocks": self._pool.num_gpu_blocks - 1,
+            "free_blocks": self._pool.get_num_free_blocks(),
+            "protected_blocks": self._table.ledger.num_protected,
+        }
 
     def check_integrity(self) -> None:
         """Raise :class:`spm.errors.IntegrityError` if claims, table or queue disagree."""

@@ -23,6 +23,8 @@ class Retention:
 UNHINTED = Retention(Zone.ORDINARY)
 """A session that said nothing about retention takes vLLM's own order."""
 ASSOCIATED = Retention(Zone.ASSOCIATED)
+EXPECTED = Retention(Zone.SOON, _DEFAULT_TTL_S)
+"""A session that is prefetched will be resumed, or nobody would have asked."""
 
 
 def decide(hint: AgentHint | None, soon_s: float) -> Retention:

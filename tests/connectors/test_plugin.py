@@ -43,6 +43,7 @@ def test_the_connector_answers(connector: object) -> None:
 @pytest.mark.parametrize("connector", [None, Other(), SimpleNamespace(sub_connectors=[Other()])])
 def test_an_engine_without_it_says_so(connector: object) -> None:
     answer = plugin.spm_manage(core_with(connector), {"op": "x"})
+    assert isinstance(answer, dict)
     assert answer["status"] == "unsupported"
     assert "--kv-transfer-config" in answer["detail"]
 

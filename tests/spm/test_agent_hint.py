@@ -21,6 +21,7 @@ from spm.agent_hint import (
     Edit,
     EditType,
     HintError,
+    PrefetchTarget,
     SessionState,
     parse_agent_hint,
     parse_session_id,
@@ -44,6 +45,9 @@ ranges = (
     .filter(lambda pair: pair[0] != pair[1])
     .map(lambda pair: BlockRange(min(pair), max(pair)))
 )
+edits = st.builds(Edit, st.sampled_from(EditType), st.none() | ranges) | st.builds(
+    Edit, st.just(EditType.PREFETCH), st.none() | ranges, st.sampled_from(PrefetchTarget)
+)
 hints = st.builds(
     AgentHint,
     session_id=st.none() | session_ids,
@@ -51,9 +55,7 @@ hints = st.builds(
     cache_control=st.none()
     | st.builds(CacheControl, st.floats(0, MAX_TTL_S), st.none() | st.integers(0, MAX_BLOCK)),
     manage_request=st.booleans(),
-    edits=st.lists(
-        st.builds(Edit, st.sampled_from(EditType), st.none() | ranges), max_size=MAX_EDITS
-    ).map(tuple),
+    edits=st.lists(edits, max_size=MAX_EDITS).map(tuple),
     expected_resume_s=st.none() | st.floats(0, MAX_RESUME_S),
     state=st.none() | st.sampled_from(SessionState),
 )
@@ -84,6 +86,7 @@ def as_json(hint: AgentHint, *, nulls: bool) -> dict[str, Any]:
             type=edit.type.value,
             block_start=None if edit.blocks is None else edit.blocks.start,
             block_end=None if edit.blocks is None else edit.blocks.stop,
+            target=edit.target.value if edit.type is EditType.PREFETCH else None,
         )
         for edit in hint.edits
     ]
@@ -168,7 +171,8 @@ def test_one_wrong_value_in_a_valid_hint_is_found_where_it_is(
     got = outcome(raw)
     if isinstance(got, HintError):
         other_end = re.sub("block_(start|end)$", "block_", path)
-        assert got.field.startswith((path, other_end))
+        its_target = re.sub("type$", "target", path)
+        assert got.field.startswith((path, other_end, its_target))
 
 
 @pytest.mark.parametrize("raw", [nested(100_000), {"session_id": "x" * 10**6}, {"x" * 10**6: 1}])
@@ -186,6 +190,14 @@ def test_defaults_of_cache_control() -> None:
     for nothing in ("type", "ttl", "block_offset"):
         hint = parse_agent_hint({"cache_control": {nothing: None}})
         assert hint.cache_control == CacheControl(300.0, None)
+
+
+def test_a_prefetch_goes_to_the_gpu_unless_told_otherwise() -> None:
+    for nothing in ({}, {"target": None}, {"target": "gpu"}):
+        (edit,) = parse_agent_hint(managed({"type": "prefetch", **nothing})).edits
+        assert edit.target is PrefetchTarget.GPU
+    (evict,) = parse_agent_hint(managed({"type": "evict", "target": None})).edits
+    assert evict == Edit(EditType.EVICT)
 
 
 def test_whole_numbers_of_seconds_become_floats() -> None:
@@ -248,6 +260,15 @@ FAULTS: list[tuple[str, object]] = [
         for start, stop in [(0, 2**31), (0, 1.0), (0, None), (3, 3), (4, 3)]
     ],
     (f"{EDIT}[0].block_end", managed({"type": "evict", "block_start": 0})),
+    *[
+        (f"{EDIT}[0].target", managed({"type": "prefetch", "target": bad}))
+        for bad in ["", "GPU", "remote", 1, True, [], {}]
+    ],
+    *[
+        (f"{EDIT}[1].target", managed({"type": "evict"}, {"type": kind, "target": bad}))
+        for kind in ("evict", "offload")
+        for bad in ["gpu", "host", "remote", {}]
+    ],
     ("agent_hint.ttl", {"ttl": 1}),
     ("agent_hint.cache_control.x", {"cache_control": {"x": None}}),
     ("agent_hint.context_management.edit", {"context_management": {"edit": []}}),
@@ -292,6 +313,14 @@ def test_a_fault_is_named_by_its_field(field: str, raw: object) -> None:
         (
             managed({"type": "evict", "block_end": 4}),
             f"{EDIT}[0].block_start is missing: block_end=4 needs it",
+        ),
+        (
+            managed({"type": "prefetch", "target": "remote"}),
+            f"{EDIT}[0].target='remote': one of ['gpu', 'host'] is needed",
+        ),
+        (
+            managed({"type": "offload", "target": "host"}),
+            f"{EDIT}[0].target='host': only a prefetch has a target",
         ),
         (
             managed(*[{"type": "evict"}] * 17),

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spm.config import MAX_TTL_S, BreakerConfig, GiB, KiB, MiB, RemoteConfig, SpmConfig
+from spm.config import (
+    MAX_TTL_S,
+    BreakerConfig,
+    GiB,
+    KeepAliveConfig,
+    KiB,
+    MiB,
+    RemoteConfig,
+    SpmConfig,
+)
 from spm.errors import ConfigError
 
 URL = "redis://127.0.0.1:6379/0"
@@ -18,6 +27,7 @@ PREFIXES: dict[Any, str] = {
     SpmConfig: "",
     RemoteConfig: "remote.",
     BreakerConfig: "remote.breaker.",
+    KeepAliveConfig: "keep_alive.",
 }
 NUMBERS = [
     pytest.param(prefix + f.name, f.type, *f.metadata["range"], id=prefix + f.name)
@@ -140,7 +150,7 @@ def test_no_suggestion_when_nothing_is_near() -> None:
     assert "did you mean" not in refusal({"qqqq": 1})
 
 
-@pytest.mark.parametrize("name", ["remote", "remote.breaker"])
+@pytest.mark.parametrize("name", ["remote", "remote.breaker", "keep_alive"])
 @pytest.mark.parametrize("value", [[], "text", 5, True])
 def test_objects_must_be_objects(name: str, value: object) -> None:
     text = refusal(nested(name, value))
@@ -191,6 +201,18 @@ def test_namespaces_refused(namespace: str) -> None:
     text = refusal({"namespace": namespace})
     assert text.startswith("namespace=")
     assert "1 to 64 letters" in text
+
+
+@pytest.mark.parametrize("stream", ["", "a", "spm-events_1.0", "x" * 64])
+def test_event_streams_accepted(stream: str) -> None:
+    assert accept({"events_stream": stream}).events_stream == stream
+
+
+@pytest.mark.parametrize("stream", ["x" * 65, "a:b", "a b", "a\n", "ä"])
+def test_event_streams_refused(stream: str) -> None:
+    text = refusal({"events_stream": stream})
+    assert text.startswith("events_stream=")
+    assert "or empty" in text
 
 
 def test_session_ttl_is_bounded_by_the_hint_limit() -> None:

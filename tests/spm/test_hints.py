@@ -15,6 +15,7 @@ from spm.agent_hint import (
     CacheControl,
     Edit,
     EditType,
+    PrefetchTarget,
     SessionState,
 )
 from spm.hints import DEFAULT_TENANT, MAX_ACTIONS, HintOutcome, RequestHint, request_hint
@@ -262,6 +263,11 @@ def test_a_whole_hint_as_an_action() -> None:
             {"block_start": 2, "block_end": 4},
             AgentHint(edits=(Edit(EditType.PREFETCH, BlockRange(2, 4)),)),
         ),
+        (
+            "kv.prefetch",
+            {"target": "host"},
+            AgentHint(edits=(Edit(EditType.PREFETCH, target=PrefetchTarget.HOST),)),
+        ),
         ("kv.evict", {"block_start": None}, AgentHint(edits=(Edit(EditType.EVICT),))),
     ],
 )
@@ -332,6 +338,8 @@ def test_actions_of_others_are_left_to_others(other: Action) -> None:
         Action("kv.retain", []),
         Action("kv.evict", {"type": "offload"}),
         Action("kv.evict", {"block_start": 1}),
+        Action("kv.evict", {"target": "gpu"}),
+        Action("kv.prefetch", {"target": "remote"}),
         Action("kv.evict", None),
         Action(None, {}),
         Action(["kv.evict"], {}),

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from spm.agent_hint import BlockRange
 from spm.config import SpmConfig
 from spm.events import (
     BlocksAssociated,
@@ -16,7 +17,10 @@ from spm.events import (
     BlocksStored,
     CacheReset,
     HostChanged,
+    KeysGone,
+    KeysSeen,
     SessionEnded,
+    SessionEvicted,
     SessionOpened,
 )
 from spm.hints import DEFAULT_TENANT
@@ -42,6 +46,8 @@ BLOCK_EVENTS = st.one_of(
     st.builds(BlocksConfirmed, BLOCKS),
     st.builds(BlocksMissing, BLOCKS),
     st.builds(BlocksDoubted, BLOCKS),
+    st.builds(KeysSeen, BLOCKS, st.sampled_from([99.0, 120.0])),
+    st.builds(KeysGone, BLOCKS, st.sampled_from([99.0, 120.0])),
     st.just(CacheReset()),
 )
 
@@ -116,6 +122,14 @@ class ManagerMachine(RuleBasedStateMachine):
         assert not self.is_open(ref)
         assert all(self.is_open(child) != tree for child in children)
         self.deadlines_s = {r: at for r, at in self.deadlines_s.items() if self.is_open(r)}
+
+    @rule(ref=SESSIONS, start=st.integers(0, 3), blocks=st.integers(1, 3))
+    def evict(self, ref: SessionRef, start: int, blocks: int) -> None:
+        span = BlockRange(start, start + blocks)
+        self.apply(SessionEvicted(ref, span, (2, 1)))
+        first, second = (self.manager.tracker.blocks(ref, GroupId(group)) for group in (0, 1))
+        assert not any(first[2 * span.start : 2 * span.stop])
+        assert not any(second[span.start : span.stop])
 
     @rule(event=BLOCK_EVENTS)
     def blocks(self, event: Any) -> None:  # noqa: ANN401

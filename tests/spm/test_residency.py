@@ -1,5 +1,7 @@
 """Residency by example, and against a naive model that remembers every report."""
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -115,6 +117,48 @@ def test_half_written_keys_are_bounded_too(index: ResidencyIndex) -> None:
     assert [key for key in KEYS if index.is_stored(key, Tier.REMOTE)] == KEYS[-MAX_KEYS:]
 
 
+def test_age_is_counted_from_the_last_confirmation(index: ResidencyIndex, clock: FakeClock) -> None:
+    assert index.remote_age_s(A) is None
+    index.confirm_remote([A])
+    clock.now_s += 7
+    assert index.remote_age_s(A) == 7
+    index.note_seen([A], asked_s=clock.now_s - 2)
+    assert index.remote_age_s(A) == 2
+    index.note_seen([A], asked_s=clock.now_s - 5)
+    assert index.remote_age_s(A) == 2, "an answer that was long on its way"
+
+
+def test_a_key_confirmed_after_the_question_is_not_gone(
+    index: ResidencyIndex, clock: FakeClock
+) -> None:
+    index.confirm_remote([A, B])
+    asked_s = clock.now_s
+    clock.now_s += 1
+    index.confirm_remote([B])
+    for rank in (R0, R1):
+        index.note_host(rank, {A: True})
+    index.note_remote_stored(R0, [C])
+    index.note_gone([A, B, C], asked_s)
+    assert not index.is_stored(A, Tier.REMOTE)
+    assert index.is_stored(A, Tier.HOST), "the host tier was not asked"
+    assert index.is_stored(B, Tier.REMOTE)
+    index.note_remote_stored(R1, [C])
+    assert index.is_stored(C, Tier.REMOTE), "it was being written when the store was asked"
+
+
+def test_answers_about_an_older_key_space_mean_nothing(
+    index: ResidencyIndex, clock: FakeClock
+) -> None:
+    asked_s = clock.now_s
+    clock.now_s += 1
+    index.clear()
+    index.note_seen([A], asked_s)
+    assert not index.is_stored(A, Tier.REMOTE)
+    clock.now_s += 1
+    index.note_seen([A], clock.now_s)
+    assert index.is_stored(A, Tier.REMOTE)
+
+
 def test_check_integrity_sees_a_rank_that_does_not_exist(index: ResidencyIndex) -> None:
     index.note_host(Rank(2), {A: True})
     with pytest.raises(IntegrityError, match="host rank masks"):
@@ -129,6 +173,22 @@ def test_check_integrity_sees_a_broken_bound(index: ResidencyIndex, clock: FakeC
 
 SOME_KEYS = st.lists(st.sampled_from(KEYS), max_size=4)
 RANKS = st.integers(0, 2).map(Rank)
+AGES_S = st.sampled_from([0.0, 0.5, 1.0, TTL_S])
+
+
+class Mirror:
+    """A listener that knows only what it was told, and is told nothing twice."""
+
+    def __init__(self) -> None:
+        self.held: set[tuple[BlockKey, Tier]] = set()
+
+    def changed(self, key: BlockKey, tier: Tier, present: bool) -> None:
+        assert ((key, tier) in self.held) != present
+        (self.held.add if present else self.held.remove)((key, tier))
+
+    def cleared(self, held: Mapping[Tier, Iterable[BlockKey]]) -> None:
+        assert {(key, tier) for tier, keys in held.items() for key in keys} == self.held
+        self.held.clear()
 
 
 class ResidencyMachine(RuleBasedStateMachine):
@@ -138,13 +198,19 @@ class ResidencyMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.index = ResidencyIndex(3, MAX_KEYS, TTL_S, self.clock)
+        self.mirrors = Mirror(), Mirror()
+        for mirror in self.mirrors:
+            self.index.listen(mirror)
+        self.cleared_s = float("-inf")
         self.host: dict[BlockKey, set[Rank]] = {key: set() for key in KEYS}
         self.confirmed: list[tuple[BlockKey, float]] = []
         self.partial: list[tuple[BlockKey, frozenset[Rank]]] = []
 
-    def confirm_one(self, key: BlockKey) -> None:
+    def confirm_one(self, key: BlockKey, as_of_s: float | None = None) -> None:
+        as_of_s = self.clock.now_s if as_of_s is None else as_of_s
+        newest_s = max(dict(self.confirmed).get(key, as_of_s), as_of_s)
         self.confirmed = [entry for entry in self.confirmed if entry[0] != key]
-        self.confirmed.append((key, self.clock.now_s))
+        self.confirmed.append((key, newest_s))
 
     def drop(self, keys: list[BlockKey]) -> None:
         self.confirmed = [entry for entry in self.confirmed if entry[0] not in keys]
@@ -183,6 +249,20 @@ class ResidencyMachine(RuleBasedStateMachine):
         for key in keys:
             self.host[key].clear()
 
+    @rule(keys=SOME_KEYS, ago_s=AGES_S)
+    def seen(self, keys: list[BlockKey], ago_s: float) -> None:
+        asked_s = self.clock.now_s - ago_s
+        self.index.note_seen(keys, asked_s)
+        for key in keys if asked_s > self.cleared_s else ():
+            self.confirm_one(key, asked_s)
+        self.confirmed = self.confirmed[-MAX_KEYS:]
+
+    @rule(keys=SOME_KEYS, ago_s=AGES_S)
+    def gone(self, keys: list[BlockKey], ago_s: float) -> None:
+        asked_s = self.clock.now_s - ago_s
+        self.index.note_gone(keys, asked_s)
+        self.confirmed = [one for one in self.confirmed if one[0] not in keys or one[1] > asked_s]
+
     @rule(keys=SOME_KEYS)
     def doubt(self, keys: list[BlockKey]) -> None:
         self.index.doubt_remote(keys)
@@ -191,6 +271,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.index.clear()
+        self.cleared_s = self.clock.now_s
         self.drop(KEYS)
         for ranks in self.host.values():
             ranks.clear()
@@ -213,6 +294,11 @@ class ResidencyMachine(RuleBasedStateMachine):
             assert self.index.remote_is_fresh(key) == fresh
             expected = Tier.HOST if in_host else Tier.REMOTE if fresh else None
             assert self.index.tier_of(key) is expected
+            age_s = self.clock.now_s - confirmed[key] if key in confirmed else None
+            assert self.index.remote_age_s(key) == age_s
+            for mirror in self.mirrors:
+                assert ((key, Tier.HOST) in mirror.held) == in_host
+                assert ((key, Tier.REMOTE) in mirror.held) == (key in confirmed)
 
 
 TestResidencyMachine = ResidencyMachine.TestCase

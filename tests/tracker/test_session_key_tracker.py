@@ -289,7 +289,8 @@ def test_orphans_make_room_before_sessions_do(tracker: SessionKeyTracker) -> Non
     tracker.associate(A, G0, 0, keys("abcd"))
     tracker.associate(B, G0, 0, keys("efgh"))
     tracker.truncate(A, G0, 1)
-    assert tracker.associate(C, G0, 0, keys("ij")) == TrackOutcome(dropped_keys=2)
+    outcome = tracker.associate(C, G0, 0, keys("ij"))
+    assert outcome == TrackOutcome(dropped_keys=2, orphans=tuple(keys("dc")))
     assert tracker.take_orphans(9) == keys("b")
     assert tracker.num_sessions == 3
     tracker.check_integrity()
@@ -300,16 +301,52 @@ def test_idle_sessions_make_room_and_give_only_what_is_needed(tracker: SessionKe
     tracker.associate(B, G0, 0, keys("abef"))
     tracker.associate(C, G0, 0, keys("gh"))
     outcome = tracker.associate(C, G0, 2, keys("i"))
-    assert outcome == TrackOutcome(forgotten=(A,), dropped_keys=1)
+    assert outcome == TrackOutcome((A,), dropped_keys=1, orphans=tuple(keys("d")))
     assert list(tracker.blocks(B, G0)) == keys("abef")
     assert tracker.take_orphans(9) == keys("c")
     tracker.check_integrity()
 
 
+def test_a_range_given_up_leaves_holes_and_later_blocks_where_they_are(
+    tracker: SessionKeyTracker,
+) -> None:
+    tracker.associate(A, G0, 0, keys("abcde"))
+    tracker.associate(B, G0, 0, keys("ab"))
+    assert tracker.give_up(A, G0, 1, 3) == keys("cb")
+    assert list(tracker.blocks(A, G0)) == [key("a"), None, None, key("d"), key("e")]
+    assert tracker.sessions_of(key("b")) == {B}
+    assert not tracker.is_held(key("c"))
+    assert tracker.give_up(A, G0, 3, 10**9) == keys("ed")
+    assert list(tracker.blocks(A, G0)) == keys("a"), "no list ends with a hole"
+    assert tracker.give_up(A, G0, -5, 9) == keys("a")
+    assert tuple(tracker.blocks(A, G0)) == ()
+    assert tracker.idle_since_s(A) is not None, "it is open without a block"
+    assert tracker.take_orphans(9) == keys("ced"), "the others are B's"
+    tracker.check_integrity()
+
+
+def test_a_key_listed_twice_is_given_up_with_its_last_place(tracker: SessionKeyTracker) -> None:
+    tracker.associate(A, G0, 0, keys("xyx"))
+    assert tracker.give_up(A, G0, 0, 1) == []
+    assert tracker.is_held(key("x"))
+    assert tracker.give_up(A, G0, 2, 3) == keys("x")
+    assert list(tracker.blocks(A, G0)) == [None, key("y")]
+    tracker.check_integrity()
+
+
+def test_nothing_is_given_up_where_nothing_is(tracker: SessionKeyTracker) -> None:
+    assert tracker.give_up(A, G0, 0, 9) == []
+    tracker.associate(A, G0, 0, keys("ab"))
+    assert tracker.give_up(A, G1, 0, 9) == []
+    assert tracker.give_up(A, G0, 2, 9) == []
+    assert tracker.give_up(A, G0, 1, 1) == []
+    assert list(tracker.blocks(A, G0)) == keys("ab")
+
+
 def test_a_session_too_large_alone_keeps_its_prefix(tracker: SessionKeyTracker) -> None:
     tracker.associate(A, G0, 0, keys("z"))
     outcome = tracker.associate(B, G0, 0, keys("abcdefghij"))
-    assert outcome == TrackOutcome(forgotten=(A,), dropped_keys=3)
+    assert outcome == TrackOutcome((A,), dropped_keys=3, orphans=tuple(keys("z")))
     assert list(tracker.blocks(B, G0)) == keys("abcdefgh")
     assert tracker.associate(B, G0, 8, keys("ij")) == TrackOutcome(dropped_keys=2)
     assert tracker.num_keys == 8
@@ -319,7 +356,7 @@ def test_a_session_too_large_alone_keeps_its_prefix(tracker: SessionKeyTracker) 
 def test_every_group_keeps_a_prefix_of_like_length(tracker: SessionKeyTracker) -> None:
     tracker.associate(A, G0, 0, keys("abcdefgh", G0))
     outcome = tracker.associate(A, G1, 0, keys("abcdefgh", G1))
-    assert outcome == TrackOutcome(dropped_keys=8)
+    assert outcome.dropped_keys == len(outcome.orphans) == 8
     assert list(tracker.blocks(A, G0)) == keys("abcd", G0)
     assert list(tracker.blocks(A, G1)) == keys("abcd", G1)
     tracker.check_integrity()

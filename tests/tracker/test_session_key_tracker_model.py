@@ -81,6 +81,17 @@ class Model:
                 self.orphans.append(key)
         return len(doomed)
 
+    def give_up(self, ref: SessionRef, group: GroupId, start: int, stop: int) -> list[BlockKey]:
+        places = [p for p in self.blocks[ref] if p[0] == group and start <= p[1] < stop]
+        lost = []
+        for place in sorted(places, reverse=True):
+            key = self.blocks[ref].pop(place)
+            if key not in self.blocks[ref].values():
+                lost.append(key)
+            if not self.holders(key):
+                self.orphans.append(key)
+        return lost
+
     def place(self, ref: SessionRef, group: GroupId, start: int, keys: list[BlockKey]) -> None:
         blocks = self.blocks[ref]
         new = {(group, index): key for index, key in enumerate(keys, start)}
@@ -91,12 +102,11 @@ class Model:
         lost = [key for _, key in sorted(old.items()) if not self.holders(key)]
         self.orphans += reversed(list(dict.fromkeys(lost)))
 
-    def enforce(self, ref: SessionRef) -> int:
-        dropped = 0
+    def enforce(self, ref: SessionRef) -> list[BlockKey]:
+        dropped = []
         while self.num_keys() > MAX_KEYS:
             if self.orphans:
-                self.orphans.pop(0)
-                dropped += 1
+                dropped.append(self.orphans.pop(0))
             elif next(iter(self.blocks)) != ref:
                 self.forget(next(iter(self.blocks)))
             else:
@@ -150,8 +160,9 @@ class TrackerMachine(RuleBasedStateMachine):
         self.model.activate(ref, self.now_s)
         fitting = [key for index, key in enumerate(keys, start) if index < MAX_KEYS]
         self.model.place(ref, group, start, fitting)
-        dropped = len(keys) - len(fitting) + self.model.enforce(ref)
-        assert outcome.dropped_keys == dropped
+        orphans = self.model.enforce(ref)
+        assert outcome.orphans == tuple(orphans)
+        assert outcome.dropped_keys == len(keys) - len(fitting) + len(orphans)
         assert outcome.refused is None
         self.settle(outcome)
 
@@ -164,6 +175,17 @@ class TrackerMachine(RuleBasedStateMachine):
     def truncate(self, ref: SessionRef, group: GroupId, length: int) -> None:
         lost = self.tracker.truncate(ref, group, length)
         assert lost == (self.model.cut(ref, group, length) if ref in self.model.blocks else 0)
+
+    @rule(
+        ref=st.sampled_from(REFS),
+        group=st.sampled_from(GROUPS),
+        start=st.integers(-1, 9),
+        stop=st.integers(-1, 11),
+    )
+    def give_up(self, ref: SessionRef, group: GroupId, start: int, stop: int) -> None:
+        lost = self.tracker.give_up(ref, group, start, stop)
+        known = ref in self.model.blocks
+        assert lost == (self.model.give_up(ref, group, start, stop) if known else [])
 
     @rule(ref=st.sampled_from(REFS))
     def touch(self, ref: SessionRef) -> None:
@@ -220,6 +242,7 @@ class TrackerMachine(RuleBasedStateMachine):
             holders = self.model.holders(key)
             references += len(holders)
             assert self.tracker.sessions_of(key) == holders
+            assert self.tracker.is_held(key) == bool(holders)
             assert self.tracker.state_of(key) is self.expected_state(key)
         assert self.tracker.num_references == references
 

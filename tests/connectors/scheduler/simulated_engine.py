@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from connectors.groups import cache_geometry
-from connectors.metadata import LayoutHandshake, NoCommands, StepCommands
+from connectors.metadata import NO_BLOCK_ID, LayoutHandshake, NoCommands, StepCommands
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupAnswer, LookupQuery, LookupService
 from connectors.session_aware import SessionAwareConnector
@@ -29,6 +29,7 @@ from spm.keys import Fingerprint, Rank
 from spm.metrics import Counters
 from spm.residency import Tier
 from tests.connectors.scheduler import vllm_parts
+from tests.connectors.scheduler.simulated_keeper import SimulatedKeeper
 from tests.connectors.scheduler.simulated_worker import (
     Conditions,
     SimulatedModelRunner,
@@ -127,14 +128,19 @@ class Engine:
         assert isinstance(connector, SessionAwareConnector)
         self.connector = connector
         if conditions.tier is Tier.REMOTE and extra["host_bytes"]:
-            extra |= {"remote": {"url": "redis://nowhere"}, "host_bytes": 0}
+            host_bytes = extra["host_bytes"] if conditions.keeps_host else 0
+            extra |= {"remote": {"url": "redis://nowhere"}, "host_bytes": host_bytes}
         self.lookups = SimulatedLookups(conditions)
+        self.keeper = SimulatedKeeper(conditions, world_size)
+        remote = conditions.tier is Tier.REMOTE
         self.half = SchedulerHalf(
             SpmConfig.from_extra_config(extra),
             cache_geometry(config, kv_cache),
             world_size,
             lambda layouts: Fingerprint(bytes(16)),
-            self.lookups if conditions.tier is Tier.REMOTE else None,
+            self.lookups if remote else None,
+            self.keeper if remote else None,
+            f"engine-{id(self)}",
             self.counters,
             lambda: self.now_s,
         )
@@ -191,6 +197,7 @@ class Engine:
         """One turn of vLLM's engine loop."""
         self.now_s += STEP_S
         self.lookups.tick()
+        self.keeper.tick()
         if self.scheduler.has_requests():
             step = self.scheduler.schedule()
             self._check_commands(step)
@@ -262,17 +269,47 @@ class Engine:
         assert isinstance(commands, StepCommands)
         assert commands.has_forward == (step.total_num_scheduled_tokens > 0)
         for load in commands.loads:
-            owned = {i for ids in manager.get_block_ids(load.request_id) for i in ids}
             targets = [move.block_id for move in load.moves]
             assert targets
+            if load.request_id is None:
+                self._check_prefetch(targets)
+                continue
+            owned = {i for ids in manager.get_block_ids(load.request_id) for i in ids}
             assert len(set(targets)) == len(targets)
             assert set(targets) <= owned
         for move in commands.saves:
+            if move.block_id == NO_BLOCK_ID:
+                continue
             published = manager.block_pool.blocks[move.block_id].block_hash
             assert published is not None
             assert bytes(published) == move.key
         keys = [move.key for move in commands.saves]
         assert len(set(keys)) == len(keys)
+
+    def _check_prefetch(self, targets: list[int]) -> None:
+        """Blocks that are filled ahead are nobody else's, and hold nothing."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        blocks = [pool.blocks[i] for i in targets if i != NO_BLOCK_ID]
+        assert len({block.block_id for block in blocks}) == len(blocks)
+        assert all(block.ref_cnt == 1 and block.block_hash is None for block in blocks)
+
+    def manage(self, op: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+        """A management request that is answered at once."""
+        answer = self.half.manage({"v": 1, "op": op, "tenant": "default", **fields})
+        assert isinstance(answer, dict)
+        self.check()
+        return answer
+
+    def edit(self, session: str, *edits: dict[str, Any], operation: str = "op") -> dict[str, Any]:
+        """Edits of a session, as an API server sends them."""
+        hint = {"session_id": session, "context_management": {"edits": list(edits)}}
+        return self.manage("apply", hint=hint, operation_id=operation)
+
+    def operation(self, operation: str = "op") -> dict[str, Any]:
+        """What has become of it."""
+        found = self.manage("get_operation", operation_id=operation)["operation"]
+        assert isinstance(found, dict)
+        return found
 
     def check(self, *, idle: bool = False) -> None:
         self.connector.check_integrity(idle=idle)

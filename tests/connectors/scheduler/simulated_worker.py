@@ -11,6 +11,7 @@ from zlib import crc32
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from connectors.metadata import (
+    NO_BLOCK_ID,
     LoadCommand,
     LoadFailure,
     LoadResult,
@@ -47,6 +48,10 @@ class Conditions:
     values: dict[StoreKey, list[Slot]] = field(default_factory=dict)
     refuses_writes: bool = False
     """The remote store takes nothing (full, read-only, gone)."""
+    keeps_host: bool = False
+    """Workers have a host tier in front of the remote store."""
+    host: dict[StoreKey, list[Slot]] = field(default_factory=dict)
+    documents: dict[StoreKey, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,11 +83,14 @@ class SimulatedWorkerHalf(WorkerHalf):
         self._cancelled: set[int] = set()
         self._outbox = RankReport(rank, b"")
         self._results: list[LoadResult] = []
+        self._used: KeySpace | None = None
+        """Key space of the last step."""
 
     # --- a step, in vLLM's order --------------------------------------------------------
 
     def begin_step(self, commands: StepCommands) -> None:
         self._step = commands
+        self._used = commands.key_space
         if commands.key_space.epoch != self._outbox.epoch:
             self._outbox.epoch = commands.key_space.epoch
             self._outbox.host_changes, self._outbox.remote_stored = {}, []
@@ -96,10 +104,28 @@ class SimulatedWorkerHalf(WorkerHalf):
     def save(self) -> None:
         key_space = self._step.key_space
         for move in self._step.saves:
-            content = self._checked(move.key, move.block_id)
-            self._conditions.values[key_space.store_key(move.key, self._rank)] = content
+            name = key_space.store_key(move.key, self._rank)
+            if move.block_id == NO_BLOCK_ID:  # from the host tier
+                if name in self._conditions.host:
+                    self._conditions.values[name] = self._conditions.host[name]
+            else:
+                self._store(name, self._checked(move.key, move.block_id), move.key)
             self.num_saved += 1
             self._saves.append((self._conditions.save_steps(), key_space, move.key))
+
+    def _store(self, name: StoreKey, content: list[Slot], key: BlockKey) -> None:
+        if not self._conditions.refuses_writes:
+            self._conditions.values[name] = content
+        if self._conditions.keeps_host:
+            self._conditions.host[name] = content
+            self._outbox.host_changes[key] = True
+
+    def lose_host(self, key: BlockKey) -> None:
+        """The host tier makes room."""
+        assert self._used is not None
+        name = self._used.store_key(key, self._rank)
+        if self._conditions.host.pop(name, None) is not None:
+            self._outbox.host_changes[key] = False
 
     def collect_loads(self) -> list[LoadResult]:
         self._end_saves()
@@ -152,9 +178,9 @@ class SimulatedWorkerHalf(WorkerHalf):
         cancelled = command.job_id in self._cancelled
         self._cancelled.discard(command.job_id)
         for move in command.moves:
-            content = self._conditions.values.get(
-                transfer.key_space.store_key(move.key, self._rank)
-            )
+            name = transfer.key_space.store_key(move.key, self._rank)
+            in_host = self._conditions.host.get(name)
+            content = in_host or self._conditions.values.get(name)
             why = self._conditions.fails(self._rank, move.key)
             if cancelled:
                 why = LoadFailure.CANCELLED
@@ -163,15 +189,20 @@ class SimulatedWorkerHalf(WorkerHalf):
             elif content is None:
                 why = LoadFailure.MISSING
             if why is None and content is not None:
-                for offset, slot in enumerate(content):
-                    self.slots[move.block_id, offset] = slot
-                host = self._conditions.tier is Tier.HOST
+                if move.block_id == NO_BLOCK_ID or self._conditions.keeps_host:
+                    self._conditions.host[name] = content
+                    self._outbox.host_changes[move.key] = True
+                if move.block_id != NO_BLOCK_ID:
+                    for offset, slot in enumerate(content):
+                        self.slots[move.block_id, offset] = slot
+                host = self._conditions.tier is Tier.HOST or in_host is not None
                 (result.host_keys if host else result.remote_keys).append(move.key)
                 self.num_loaded += 1
             else:
-                self.slots[move.block_id, 0] = (-1, ())  # half written
                 result.failed[move.key] = why or LoadFailure.STORE
-                result.failed_block_ids.append(move.block_id)
+                if move.block_id != NO_BLOCK_ID:
+                    self.slots[move.block_id, 0] = (-1, ())  # half written
+                    result.failed_block_ids.append(move.block_id)
         return result
 
 

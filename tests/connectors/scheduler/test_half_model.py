@@ -70,6 +70,8 @@ class HalfMachine(RuleBasedStateMachine):
             world_size,
             lambda layouts: Fingerprint(bytes(16)),
             None,
+            None,
+            "engine",
             Counters(),
             FakeClock(),
         )
@@ -255,6 +257,7 @@ class HalfMachine(RuleBasedStateMachine):
         self._report(RankReport(rank, load.epoch, loads=[result]))
         if not load.ranks:
             self.loads.remove(load)
+            assert command.request_id is not None
             self._loaded(command.request_id, failed=load.failed)
 
     def _loaded(self, name: str, *, failed: bool) -> None:

@@ -66,15 +66,12 @@ def test_a_branch_keeps_the_shared_prefix_while_any_lives(build: Build) -> None:
         hint = {"session_id": child, "parent_session_id": "root", **_PROTECT}
         engine.add(child, [*shared, ord(child), 5, 6, 7], hint=hint)
         engine.run()
-    manage = engine.connector.manage
     for gone in ("root", "a", "b"):
-        request = {"v": 1, "tenant": "default", "op": "end_session", "session_id": gone}
-        answer = manage({**request, "tree": False, "operation_id": gone})
+        answer = engine.manage("end_session", session_id=gone, tree=False, operation_id=gone)
         assert answer["ended"] == [gone]
         press(engine, 6)
         assert hit_tokens(engine, f"after {gone}", shared) >= 36, "one branch is left"
-    request = {"v": 1, "tenant": "default", "op": "end_session", "session_id": "c"}
-    manage({**request, "tree": True, "operation_id": "c"})
+    engine.manage("end_session", session_id="c", tree=True, operation_id="c")
     press(engine, 8)
     assert hit_tokens(engine, "after all", shared) < 36
 
@@ -100,8 +97,7 @@ def test_an_abort_at_any_step_leaves_no_claim_of_its_own(build: Build, steps: in
         engine.step()
     engine.abort("aborted")
     engine.run()
-    request = {"v": 1, "tenant": "default", "op": "end_session", "session_id": "s"}
-    assert engine.connector.manage({**request, "operation_id": "1"})["status"] == "ok"
+    assert engine.manage("end_session", session_id="s", operation_id="1")["status"] == "ok"
     assert engine.half.sessions.sam.gauges()[metric_key(Metric.SAM_RECORDS)] == 0
     assert hit_tokens(engine, "next", prompt_of(3)) == 0
 
@@ -143,6 +139,7 @@ def test_a_model_with_several_pools_keeps_vllms_order(build: Build) -> None:
         SpmConfig(host_bytes=0),
         geometry_of(MODELS["full"]),
         1,
+        "engine",
         engine.counters,
         lambda: engine.now_s,
     )

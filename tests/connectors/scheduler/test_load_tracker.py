@@ -1,5 +1,6 @@
 """LoadTracker: from blocks that exist to every rank's answer, in whatever order."""
 
+import itertools
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -10,6 +11,8 @@ from connectors.metadata import LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.load_tracker import LoadTracker
 from connectors.scheduler.records import RequestRecord
+from connectors.scheduler.transfer_queue import TransferQueue
+from spm.config import SpmConfig
 from spm.errors import IntegrityError
 from spm.events import BlocksConfirmed, HostChanged
 from spm.keys import Rank
@@ -28,7 +31,10 @@ class Rig:
         self.geometry = geometry_of(model)
         self.counters = Counters()
         self.manager = manager_of(self.counters, FakeClock(), world_size)
-        self.tracker = LoadTracker(self.geometry, self.manager, world_size, self.counters)
+        queue = TransferQueue(SpmConfig(), FakeClock())
+        self.tracker = LoadTracker(
+            self.geometry, self.manager, queue, world_size, self.counters, itertools.count(1)
+        )
         self.record = record_of(self.geometry)
         self.records: dict[str, RequestRecord] = {"r": self.record}
 

@@ -53,7 +53,9 @@ class ScriptedStore(KVStore):
     def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
         raise NotImplementedError
 
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> list[bool]:
         raise NotImplementedError
 
     def check_integrity(self) -> None:

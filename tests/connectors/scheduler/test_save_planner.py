@@ -7,9 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 
+from connectors.metadata import BlockMove
 from connectors.scheduler.records import RequestRecord
-from connectors.scheduler.save_planner import MAX_PENDING_BLOCKS, SavePlanner
+from connectors.scheduler.save_planner import SavePlanner
+from connectors.scheduler.transfer_queue import MAX_SAVES, TransferQueue
+from spm.config import SpmConfig
 from spm.metrics import Counters
+from spm.work import WorkClass
+from tests.clock import FakeClock
 from tests.connectors.scheduler.kit import geometry_of, keys_of, record_of
 from tests.connectors.scheduler.vllm_parts import FULL, HYBRID, UNEVEN, Attention
 from tracker.ids import BlockKey
@@ -28,18 +33,22 @@ class Rig:
 
     model: tuple[Attention, ...] = FULL
     limit_blocks: int = 100
+    world_size: int = 1
 
     def __post_init__(self) -> None:
         self.geometry = geometry_of(self.model)
         self.counters = Counters()
         self.stored: set[BlockKey] = set()
+        config = SpmConfig(save_inflight_bytes=max(1, self.limit_blocks * VALUE_BYTES))
+        self.queue = TransferQueue(config, FakeClock())
+        self.queue.set_value_bytes(dict.fromkeys([g.group for g in self.geometry.groups], 100))
         self.planner = SavePlanner(
             self.geometry,
             self.stored.__contains__,
-            self.limit_blocks * VALUE_BYTES,
+            self.queue,
+            self.world_size,
             self.counters,
         )
-        self.planner.set_value_bytes(dict.fromkeys([g.group for g in self.geometry.groups], 100))
         self.next_id = 1
 
     def arrive(self, name: str = "r", num_tokens: int = 33) -> RequestRecord:
@@ -65,10 +74,14 @@ class Rig:
         self.planner.consider(record, tokens, lambda: blocks)
         self.planner.check_integrity()
 
-    def hand_out(self, world_size: int = 1) -> list[BlockKey]:
-        moves = self.planner.next_saves(world_size)
+    def moves(self) -> list[BlockMove]:
+        moves = self.planner.hand_out(self.queue.take().get(WorkClass.SAVE, ()))
         self.planner.check_integrity()
-        return [move.key for move in moves]
+        self.queue.check_integrity()
+        return moves
+
+    def hand_out(self) -> list[BlockKey]:
+        return [move.key for move in self.moves()]
 
     def skipped(self) -> dict[str, float]:
         return {key.split("|")[1]: n for key, n in self.counters.drain().items()}
@@ -84,7 +97,7 @@ def test_full_blocks_are_saved_as_they_fill_up_each_once() -> None:
     assert rig.hand_out() == keys[:2]
     rig.consider(record, 10, blocks)
     rig.consider(record, 16, blocks)
-    moves = rig.planner.next_saves(1)
+    moves = rig.moves()
     assert [(move.key, move.block_id) for move in moves] == [
         (keys[2], blocks[0][2].block_id),
         (keys[3], blocks[0][3].block_id),
@@ -181,25 +194,25 @@ def test_a_block_above_the_limit_goes_alone() -> None:
     assert rig.hand_out() == keys[1:2]
 
 
-def test_what_waits_is_bounded_and_the_oldest_gives_way() -> None:
-    rig = Rig(limit_blocks=MAX_PENDING_BLOCKS * 2)
-    record = rig.arrive(num_tokens=4 * (MAX_PENDING_BLOCKS + 3))
-    keys = rig.geometry.keys_of(record.request, rig.geometry.groups[0], 0, MAX_PENDING_BLOCKS + 3)
+def test_what_waits_is_bounded_and_a_prefix_stays() -> None:
+    rig = Rig(limit_blocks=MAX_SAVES * 2)
+    record = rig.arrive(num_tokens=4 * (MAX_SAVES + 3))
+    keys = rig.geometry.keys_of(record.request, rig.geometry.groups[0], 0, MAX_SAVES + 3)
     rig.consider(record, record.request.num_tokens, rig.blocks(record))
-    assert rig.hand_out() == keys[3:]
+    assert rig.hand_out() == keys[:MAX_SAVES]
     assert rig.skipped() == {"queue_full": 3}
 
 
 def test_a_save_ends_when_every_rank_has_answered() -> None:
-    rig = Rig(limit_blocks=1)
+    rig = Rig(limit_blocks=1, world_size=2)
     record = rig.arrive()
     keys = keys_of(rig.geometry, record.request)
     rig.consider(record, 8, rig.blocks(record))
-    assert rig.hand_out(world_size=2) == keys[:1]
+    assert rig.hand_out() == keys[:1]
     rig.planner.done(keys[:1])
-    assert rig.hand_out(world_size=2) == []
+    assert rig.hand_out() == []
     rig.planner.done(keys[:1])
-    assert rig.hand_out(world_size=2) == keys[1:2]
+    assert rig.hand_out() == keys[1:2]
 
 
 def test_a_reset_drops_what_waits_and_not_what_is_on_its_way() -> None:
@@ -207,7 +220,7 @@ def test_a_reset_drops_what_waits_and_not_what_is_on_its_way() -> None:
     record = rig.arrive()
     rig.consider(record, 32, rig.blocks(record))
     handed_out = rig.hand_out()
-    rig.planner.drop_pending()
+    rig.planner.drop_waiting()
     assert rig.planner.busy
     rig.planner.done(handed_out)
     assert not rig.planner.busy
@@ -218,13 +231,13 @@ def test_a_reset_drops_what_waits_and_not_what_is_on_its_way() -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_reports_in_any_order_leave_the_books_right(data: st.DataObject) -> None:
     world_size = data.draw(st.integers(1, 3))
-    rig = Rig(limit_blocks=data.draw(st.integers(0, 6)))
+    rig = Rig(limit_blocks=data.draw(st.integers(0, 6)), world_size=world_size)
     record = rig.arrive()
     blocks, keys = rig.blocks(record), keys_of(rig.geometry, record.request)
     owed: list[BlockKey] = []
     for tokens in sorted(data.draw(st.lists(st.integers(0, 33), max_size=12))):
         rig.consider(record, tokens, blocks)
-        new = rig.hand_out(world_size)
+        new = rig.hand_out()
         assert not set(new) & set(owed)
         owed += new * world_size
         assert len(set(owed)) <= max(1, rig.limit_blocks)
@@ -236,5 +249,5 @@ def test_any_reports_in_any_order_leave_the_books_right(data: st.DataObject) -> 
         rig.planner.done([BlockKey(b"nobody knows" + bytes(4))])
     while owed or rig.planner.busy:
         rig.planner.done(owed)
-        owed = rig.hand_out(world_size) * world_size
+        owed = rig.hand_out() * world_size
     rig.planner.check_integrity()

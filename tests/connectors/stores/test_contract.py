@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from connectors.stores.base import KVStore, ReadRequest, StoreKey
+from connectors.stores.base import MAX_DOCUMENT_BYTES, KVStore, ReadRequest, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.memory import MemoryStore
 from connectors.stores.redis import RedisStore
 from connectors.stores.tiered import TieredStore
 from spm.breaker import CircuitBreaker
+from tests.processes import wait_until
 from tests.redis_server import EXECUTABLE, RedisServer, running_cluster, running_redis
 
 MiB = 1024 * 1024
@@ -176,6 +177,62 @@ def test_empty_batches(store: KVStore) -> None:
     assert store.contains_many([], soon()) == []
     assert store.touch_many([], soon()) == []
     assert store.delete_many([], soon()) == 0
+    assert store.expire_many([], 10, soon()) == 0
+    assert store.append_stream(key("none"), [], 100, soon()) == 0
+
+
+def test_told_to_expire_and_touched_a_value_stays(store: KVStore, pool: BufferPool) -> None:
+    names = [key(f"e{at}") for at in range(3)]
+    put(store, pool, (names[0], 100, 1), (names[2], 100, 3))
+    exact = store.capabilities.exact_ttl
+    assert store.expire_many(names, 1, soon()) == (2 if exact else 0)
+    assert store.touch_many([names[0]], soon()) == [True]
+    assert store.contains_many(names, soon()) == [True, False, True]
+    if exact:
+        wait_until(lambda: not remote_has(store, names[2]), "the end of a value's life")
+    assert store.touch_many(names, soon(), ttl_s=[5, 5, 5])[0] is True
+
+
+def remote_has(store: KVStore, name: StoreKey) -> bool:
+    if isinstance(store, TieredStore):
+        assert store._remote is not None
+        store = store._remote
+    return store.contains_many([name], soon())[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_384, 70_000])
+def test_documents_come_back_unless_they_are_too_long(store: KVStore, size: int) -> None:
+    assert store.capabilities.documents
+    name, content = key(f"document{size}"), bytes(at % 251 for at in range(size))
+    assert store.get_document(name, 100_000, soon()) is None
+    assert store.put_document(name, b"older", 100, soon())
+    assert store.put_document(name, content, 100, soon())
+    assert store.get_document(name, size, soon()) == content
+    if size:
+        assert store.get_document(name, size - 1, soon()) is None
+    assert store.get_document(name, 100_000, soon()) == content
+    assert store.delete_many([name], soon()) == 1
+    assert store.get_document(name, 100_000, soon()) is None
+
+
+def test_a_document_over_the_bound_is_refused(store: KVStore) -> None:
+    name = key("huge")
+    assert not store.put_document(name, bytes(MAX_DOCUMENT_BYTES + 1), 100, soon())
+    assert store.get_document(name, 2 * MAX_DOCUMENT_BYTES, soon()) is None
+
+
+def test_documents_live_as_long_as_they_were_told_to(store: KVStore) -> None:
+    assert store.put_document(key("short"), b"s", 1, soon())
+    assert store.put_document(key("endless"), b"e", 0, soon())
+    wait_until(lambda: store.get_document(key("short"), 10, soon()) is None, "the document's end")
+    assert store.get_document(key("endless"), 10, soon()) == b"e"
+
+
+def test_a_log_keeps_about_its_newest_entries(store: KVStore) -> None:
+    entries = [b"event %d" % at for at in range(1000)]
+    appended = store.append_stream(key("log"), entries, 100, soon())
+    assert appended == (1000 if store.capabilities.streams else 0)
+    assert store.append_stream(key("log"), [b"", b"last"], 100, soon()) == min(2, appended)
 
 
 def test_no_staging_memory_is_a_miss(store: KVStore, pool: BufferPool) -> None:

@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,10 @@ def test_silent_server_is_a_timeout(pool: BufferPool, value: Buffer) -> None:
             lambda: store.contains_many(KEYS, within(0.1)),
             lambda: store.touch_many(KEYS, within(0.1)),
             lambda: store.delete_many(KEYS, within(0.1)),
+            lambda: store.expire_many(KEYS, 10, within(0.1)),
+            lambda: store.put_document(KEYS[0], b"content", 10, within(0.1)),
+            lambda: store.get_document(KEYS[0], 100, within(0.1)),
+            lambda: store.append_stream(KEYS[0], [b"event"], 100, within(0.1)),
         ):
             start_s = time.monotonic()
             with pytest.raises(StoreTimeoutError):
@@ -255,6 +260,40 @@ def test_full_server_refuses_and_still_serves(
         store.close()
 
 
+def test_a_touch_without_an_answer_is_not_gone(pool: BufferPool) -> None:
+    """Two replies a key; the server leaves after the third."""
+    with ScriptedServer(replying(b":1\r\n:1\r\n:0\r\n")) as server:
+        store = RedisStore(server.url, pool)
+        assert store.touch_many(KEYS, within(0.2)) == [True, None, None]
+        store.close()
+
+
+def test_an_error_reply_to_a_touch_is_not_gone(pool: BufferPool) -> None:
+    with ScriptedServer(replying(b"-ERR no\r\n:1\r\n:0\r\n:0\r\n:1\r\n:0\r\n")) as server:
+        store = RedisStore(server.url, pool)
+        assert store.touch_many(KEYS, within(2.0)) == [None, False, True]
+        store.close()
+
+
+def test_a_long_document_is_skipped_without_keeping_it(pool: BufferPool) -> None:
+    piece, pieces = bytes(65_536), 512
+
+    def long_value(client: socket.socket, data: bytes) -> None:
+        client.sendall(b"$%d\r\n" % (len(piece) * pieces))
+        for _ in range(pieces):
+            client.sendall(piece)
+        client.sendall(b"\r\n")
+
+    with ScriptedServer(long_value) as server:
+        store = RedisStore(server.url, pool)
+        tracemalloc.start()
+        assert store.get_document(KEYS[0], 1000, within(10.0)) is None
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 2 * 1024 * 1024
+        store.close()
+
+
 @needs_redis
 def test_lifetime_is_set_and_touching_renews_it(pool: BufferPool, value: Buffer) -> None:
     with running_redis() as server, server.client() as client:
@@ -264,11 +303,49 @@ def test_lifetime_is_set_and_touching_renews_it(pool: BufferPool, value: Buffer)
         client.expire(KEYS[0], 5)
         assert store.touch_many(KEYS, within(2.0)) == [True, True, False]
         assert 90 < client.ttl(KEYS[0]) <= 100
+        assert store.touch_many(KEYS[:2], within(2.0), ttl_s=[50, 500]) == [True, True]
+        assert 90 < client.ttl(KEYS[0]) <= 100
+        assert 490 < client.ttl(KEYS[1]) <= 500
         eternal = RedisStore(server.tcp_url, pool, ttl_s=0)
         eternal.put_many([(KEYS[0], value)], within(2.0))
         assert client.ttl(KEYS[0]) == -1
+        client.expire(KEYS[0], 5)
+        assert eternal.touch_many(KEYS[:1], within(2.0), ttl_s=[50]) == [True]
+        assert client.ttl(KEYS[0]) == -1, "a store that sets no lifetime takes one back"
         store.close()
         eternal.close()
+
+
+@needs_redis
+def test_told_to_expire_a_life_gets_shorter_never_longer(pool: BufferPool, value: Buffer) -> None:
+    with running_redis() as server, server.client() as client:
+        store = RedisStore(server.tcp_url, pool)
+        store.put_many([(KEYS[0], value), (KEYS[1], value)], within(2.0))
+        client.expire(KEYS[1], 5)
+        assert client.ttl(KEYS[0]) == -1
+        assert store.expire_many(KEYS, 60, within(2.0)) == 2
+        assert 50 < client.ttl(KEYS[0]) <= 60
+        assert client.ttl(KEYS[1]) <= 5
+        assert store.expire_many(KEYS, 600, within(2.0)) == 2
+        assert 50 < client.ttl(KEYS[0]) <= 60
+        store.close()
+
+
+@needs_redis
+def test_documents_and_logs_are_what_others_read(pool: BufferPool) -> None:
+    with running_redis() as server, server.client() as client:
+        store = RedisStore(server.tcp_url, pool)
+        assert store.put_document(KEYS[0], b"content", 100, within(2.0))
+        assert client.get(KEYS[0]) == b"content"
+        assert 90 < client.ttl(KEYS[0]) <= 100
+        entries = [b"event %d" % at for at in range(5000)]
+        assert store.append_stream(KEYS[1], entries, 1000, within(2.0)) == 5000
+        assert 1000 <= client.xlen(KEYS[1]) <= 1200
+        ((_, newest),) = client.xrevrange(KEYS[1], count=1)
+        assert newest == {b"event": b"event 4999"}
+        assert store.get_document(KEYS[1], 100, within(2.0)) is None, "no document"
+        assert store.append_stream(KEYS[0], [b"event"], 100, within(2.0)) == 0, "no log"
+        store.close()
 
 
 @needs_redis

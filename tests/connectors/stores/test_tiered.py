@@ -49,7 +49,9 @@ class ProxyStore(KVStore):
         self._ask(keys)
         return self.inner.delete_many(keys)
 
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> list[bool]:
         self._ask(keys)
         return self.inner.touch_many(keys)
 
@@ -199,6 +201,8 @@ def test_without_a_remote_the_host_answers(bench: Bench) -> None:
     assert store.contains_many([A, B], LATER_S) == [True, False]
     assert store.delete_many([A, B], LATER_S) == 1
     assert not store.capabilities.remote
+    assert store.put_document(A, b"content", 10, LATER_S)
+    assert store.get_document(A, 100, LATER_S) == b"content"
 
 
 def test_without_any_tier_everything_is_missing(bench: Bench) -> None:
@@ -208,5 +212,9 @@ def test_without_any_tier_everything_is_missing(bench: Bench) -> None:
     assert not store.promote(A, buffer)
     assert store.get_many([ReadRequest(A, SIZE)], LATER_S) == [None]
     assert not store.capabilities.delete
+    assert not store.put_document(A, b"content", 10, LATER_S)
+    assert store.get_document(A, 100, LATER_S) is None
+    assert store.expire_many([A], 10, LATER_S) == 0
+    assert store.append_stream(A, [b"event"], 10, LATER_S) == 0
     store.close()
     buffer.release()

@@ -13,8 +13,8 @@ def make() -> Iterator[Callable[..., Bench]]:
     """Benches whose memory is counted at the end."""
     made: list[Bench] = []
 
-    def build(threads: int = 2) -> Bench:
-        made.append(Bench(threads))
+    def build(threads: int = 2, *, host: bool = True) -> Bench:
+        made.append(Bench(threads, host=host))
         return made[-1]
 
     yield build

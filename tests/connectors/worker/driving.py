@@ -7,13 +7,21 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from connectors.groups import CacheGeometry
-from connectors.metadata import BlockMove, LoadCommand, LoadResult, RankReport, StepCommands
+from connectors.metadata import (
+    NO_BLOCK_ID,
+    BlockMove,
+    LoadCommand,
+    LoadResult,
+    RankReport,
+    StepCommands,
+)
 from connectors.stores.base import StoreKey
 from connectors.stores.buffers import BufferPool
 from connectors.worker.half import WorkerHalf
 from spm.config import RemoteConfig, SpmConfig
 from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
+from spm.work import WorkClass
 from tests.clock import FakeClock
 from tests.connectors.worker.kit import NUM_BLOCKS, SPACE, FaultStore
 from tests.connectors.worker.layouts import TOKENS, KvMemory, uniform
@@ -28,6 +36,11 @@ _MAX_STEPS = 4000
 
 def load(job_id: int, *moves: BlockMove) -> LoadCommand:
     return LoadCommand(job_id, f"request-{job_id}", moves)
+
+
+def prefetch(job_id: int, *moves: BlockMove) -> LoadCommand:
+    """A load that no request waits for."""
+    return LoadCommand(job_id, None, moves, WorkClass.PREFETCH)
 
 
 class Worker:
@@ -82,15 +95,15 @@ class Worker:
         cancelled: Sequence[int] = (),
         forward: bool = False,
         loads_last: bool = False,
+        linger: bool = False,
     ) -> list[LoadResult]:
         """One step of vLLM's; with ``loads_last`` loads are started after the forward."""
-        has_forward = forward or bool(saves)
-        commands = StepCommands(self.space, has_forward, [*loads], [*cancelled], [*saves])
+        has_forward = forward or any(move.block_id != NO_BLOCK_ID for move in saves)
+        commands = StepCommands(self.space, has_forward, [*loads], [*cancelled], [*saves], linger)
         self.half.begin_step(commands)
         if not loads_last:
             self.half.start_loads()
-        if has_forward:
-            self.half.save()
+        self.half.save()
         if loads_last:
             self.half.start_loads()
         results = self.half.collect_loads()

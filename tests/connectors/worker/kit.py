@@ -3,13 +3,13 @@ worker around them."""
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from connectors.metadata import BlockMove
+from connectors.metadata import NO_BLOCK_ID, BlockMove
 from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.memory import MemoryStore
@@ -59,11 +59,14 @@ class FaultStore(KVStore):
         self.entered = threading.Event()
         self.calls: list[list[StoreKey]] = []
         """Keys of each read and write so far."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Happens during each call."""
 
     def _enter(self, keys: Sequence[StoreKey], errors: dict[StoreKey, Exception]) -> None:
         self.calls.append(list(keys))
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
+        self.meanwhile()
         for key in keys:
             if key in errors:
                 raise errors[key]
@@ -98,7 +101,9 @@ class FaultStore(KVStore):
     def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
         return sum(self.values.pop(key, None) is not None for key in keys)
 
-    def touch_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> list[bool]:
         return self.contains_many(keys, deadline_s)
 
     def close(self) -> None:
@@ -167,6 +172,11 @@ class Parts:
 def moves(*indexes: int, group: int = 0) -> tuple[BlockMove, ...]:
     """Value ``i`` belongs to block ``i + 1``: block 0 is vLLM's null block."""
     return tuple(BlockMove(key_of(index, group), index + 1) for index in indexes)
+
+
+def host_only(*indexes: int, group: int = 0) -> tuple[BlockMove, ...]:
+    """Values that have no place in the pool."""
+    return tuple(BlockMove(key_of(index, group), NO_BLOCK_ID) for index in indexes)
 
 
 def counter(metric: Metric, label: str = "") -> str:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 
 from connectors.metadata import BlockMove, LoadCommand, LoadResult
 from connectors.stores.base import StoreKey
+from connectors.stores.tiered import TieredStore
 from connectors.worker.block_mover import CpuBlockMover, Place
 from connectors.worker.layout import GroupLayout
 from connectors.worker.loader import Loader
 from spm.config import SpmConfig
 from spm.keys import Fingerprint, Rank
 from spm.value_format import HEADER_BYTES, ValueIdentity, write_header
+from spm.work import WorkClass
 from tests.connectors.worker.kit import (
     PATIENCE_S,
     SPACE,
@@ -25,23 +27,30 @@ CONFIG = SpmConfig(host_bytes=40_000, staging_bytes=40_000, load_threads=2, load
 
 
 class FlakyMover(CpuBlockMover):
-    """Raises on command, or hangs before it writes."""
+    """Raises on command."""
 
     def __init__(self, layouts: Sequence[GroupLayout]) -> None:
         super().__init__(layouts)
         self.error: Exception | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Happens during each copy."""
 
     def scatter(self, layout: GroupLayout, places: Sequence[Place]) -> None:
         if self.error is not None:
             raise self.error
+        self.meanwhile()
         super().scatter(layout, places)
 
 
 class Bench(Parts):
     """A loader over its parts."""
 
-    def __init__(self, threads: int = 2, memory: KvMemory | None = None) -> None:
+    def __init__(
+        self, threads: int = 2, memory: KvMemory | None = None, *, host: bool = True
+    ) -> None:
         super().__init__(CONFIG, memory)
+        if not host:
+            self.stores = TieredStore(None, self.remote, self.stores.breaker, self.clock)
         self.flaky = FlakyMover(list(self.codec.layouts.values()))
         self.progress = threading.Event()
         self.promoted: list[StoreKey] = []
@@ -64,6 +73,9 @@ class Bench(Parts):
 
     def submit(self, what: tuple[BlockMove, ...], job_id: int = 1) -> None:
         self.loader.submit(LoadCommand(job_id, f"request-{job_id}", what), SPACE)
+
+    def prefetch(self, what: tuple[BlockMove, ...], job_id: int = 1) -> None:
+        self.loader.submit(LoadCommand(job_id, None, what, WorkClass.PREFETCH), SPACE)
 
     def answers(self, count: int = 1) -> list[LoadResult]:
         """Collect as the worker does until ``count`` loads have ended."""

@@ -14,6 +14,7 @@ from tests.connectors.worker.kit import (
     PATIENCE_S,
     SPACE,
     Parts,
+    host_only,
     key_of,
     moves,
 )
@@ -103,6 +104,10 @@ class Bench(Parts):
 
     def save(self, *indexes: int) -> None:
         self.saver.save(moves(*indexes), SPACE)
+
+    def offload(self, *indexes: int) -> None:
+        """From the host tier to the remote."""
+        self.saver.save(host_only(*indexes), SPACE)
 
     def hold_everything(self) -> None:
         self.gated.gate.clear()

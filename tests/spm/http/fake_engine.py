@@ -1,6 +1,7 @@
 """A vLLM engine client whose engine cores are a few dictionaries."""
 
 import asyncio
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,13 @@ def connector_config(**extra: Any) -> SimpleNamespace:  # noqa: ANN401
 
 
 class FakeCore:
-    """One engine core: sessions and operations by tenant."""
+    """One engine core: sessions and operations by tenant.
+
+    With ``background`` an offload or a prefetch is under way until :meth:`finish`.
+    """
 
     def __init__(self) -> None:
+        self.background = False
         self.secrets: list[bytes] = []
         self.sessions: dict[tuple[str, str], Answer] = {}
         self.operations: dict[tuple[str, str], Answer] = {}
@@ -38,8 +43,16 @@ class FakeCore:
         }
         self.sessions[tenant, session_id] = {**session, **fields}
 
+    def finish(self, tenant: str, operation_id: str) -> None:
+        operation = self.operations[tenant, operation_id]
+        operation["status"], operation["done"] = "ok", True
+        for edit in operation["edits"]:
+            edit["status"], edit["done_blocks"] = "ok", edit["blocks"]
+
     def manage(self, request: Answer) -> Answer:
         op, tenant = request["op"], request["tenant"]
+        if op == "status":
+            return {"status": "ok", "engine": {"sessions": len(self.sessions), "operations": 0}}
         if op == "register_frontend":
             self.secrets.append(request["secret"])
             return {"status": "ok"}
@@ -55,7 +68,8 @@ class FakeCore:
         if first is not None:
             return {**first, "duplicate": True}
         answer = self._end(request) if op == "end_session" else self._apply(request)
-        self.operations[key] = answer
+        done = answer["status"] != "accepted"
+        self.operations[key] = {**copy.deepcopy(answer), "done": done}
         return answer
 
     def _list(self, tenant: str, limit: int, after: str | None) -> Answer:
@@ -76,24 +90,29 @@ class FakeCore:
     def _apply(self, request: Answer) -> Answer:
         hint = request["hint"]
         known = (request["tenant"], hint["session_id"]) in self.sessions
-        status, blocks = ("ok", 4) if known else ("not_found", 0)
-        edits = (hint.get("context_management") or {}).get("edits", [])
+        wanted = (hint.get("context_management") or {}).get("edits", [])
+        edits = [self._edit(edit, known) for edit in wanted]
+        under_way = any(edit["status"] == "accepted" for edit in edits)
+        retention = {"class": "later", "ttl_s": 300.0, "blocks": 4}
         return {
-            "status": status,
+            "status": "accepted" if under_way else "ok" if known else "not_found",
             "operation_id": request["operation_id"],
             "session_id": hint["session_id"],
-            "edits": [
-                {
-                    "type": edit["type"],
-                    "status": status,
-                    "block_start": edit.get("block_start"),
-                    "block_end": edit.get("block_end"),
-                    "blocks": blocks,
-                }
-                for edit in edits
-            ],
-            "retention": {"class": "later", "ttl_s": 300.0, "blocks": blocks} if known else None,
+            "edits": edits,
+            "retention": retention if known else None,
         }
+
+    def _edit(self, edit: Answer, known: bool) -> Answer:
+        answer = {
+            "type": edit["type"],
+            "status": "ok" if known else "not_found",
+            "block_start": edit.get("block_start"),
+            "block_end": edit.get("block_end"),
+            "blocks": 4 if known else 0,
+        }
+        if known and self.background and edit["type"] != "evict":
+            answer |= {"status": "accepted", "done_blocks": 0}
+        return answer
 
 
 class FakeEngineClient:

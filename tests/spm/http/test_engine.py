@@ -137,6 +137,28 @@ def test_a_stuck_engine_is_not_asked_without_end() -> None:
     run(scenario)
 
 
+def test_a_burst_during_one_slow_step_is_answered() -> None:
+    """Fifty agents with a dozen calls each wait for the same step, and none is refused."""
+    callers = 600
+
+    async def scenario() -> None:
+        client = FakeEngineClient()
+        client.cores[0].add_session("t", "s")
+        client.gate = asyncio.Event()
+        engine = EngineOperations(client)
+        asking = [
+            asyncio.create_task(engine.ask("get_session", "t", session_id="s"))
+            for _ in range(callers)
+        ]
+        await until(lambda: engine.unanswered == callers or any(a.done() for a in asking))
+        client.gate.set()
+        answers = await asyncio.gather(*asking)
+        assert [a["status"] for (a,) in answers] == ["ok"] * callers
+        await until(lambda: engine.unanswered == 0)
+
+    run(scenario)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0)

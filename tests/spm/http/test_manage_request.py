@@ -193,6 +193,39 @@ def test_the_outcome_is_in_the_result_not_in_the_code(server: Managed) -> None:
     assert response.json()["agent_hint"]["status"] == "not_found"
 
 
+PREFETCH = {
+    "session_id": "s",
+    "context_management": {
+        "manage_request": True,
+        "edits": [{"type": "prefetch", "target": "host"}],
+    },
+}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_what_goes_on_in_the_background_is_still_a_completion(server: Managed, path: str) -> None:
+    server.engine.cores[0].background = True
+    response = server.request("POST", f"/v1/{path}", json={"model": "m", "agent_hint": PREFETCH})
+    assert response.status_code == 200
+    result = response.json()["agent_hint"]
+    assert result["status"] == "accepted"
+    assert [(e["status"], e["done_blocks"]) for e in result["edits"]] == [("accepted", 0)]
+    assert server.engine.asked("apply")[0]["hint"] == PREFETCH
+    operation = server.request("GET", f"/v1/operations/{result['operation_id']}").json()
+    assert (operation["status"], operation["done"]) == ("accepted", False)
+
+
+def test_the_routes_through_the_client(server: Managed, client: openai.OpenAI) -> None:
+    """Its generic calls take a 202 for the success it is."""
+    server.engine.cores[0].background = True
+    body = {"edits": [{"type": "prefetch"}], "operation_id": "op-1"}
+    begun: Any = client.post("/sessions/s/edits", body=body, cast_to=object)
+    assert (begun["object"], begun["status"]) == ("session.edits", "accepted")
+    server.engine.cores[0].finish("default", "op-1")
+    ended: Any = client.get("/operations/op-1", cast_to=object)
+    assert (ended["status"], ended["done"]) == ("ok", True)
+
+
 def test_without_a_session(server: Managed, client: openai.OpenAI) -> None:
     hint = {"context_management": {"manage_request": True}}
     with pytest.raises(openai.BadRequestError) as caught:

@@ -32,7 +32,8 @@ def edits(count: int) -> st.SearchStrategy[list[Answer]]:
             "block_start": st.none() | counts,
             "block_end": st.none() | counts,
             "blocks": counts,
-        }
+        },
+        optional={"done_blocks": counts},
     )
     return st.lists(one, min_size=count, max_size=count)
 
@@ -121,6 +122,8 @@ def test_counts_add_up(answers: list[Answer]) -> None:
         column = [a["edits"][n] for a in said]
         counted = [e for e in column if e["status"] != "not_found"] or column
         assert edit["blocks"] == sum(e["blocks"] for e in counted)
+        done = [e["done_blocks"] for e in counted if "done_blocks" in e]
+        assert edit.get("done_blocks") == (sum(done) if done else None)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,12 @@ def test_counts_add_up(answers: list[Answer]) -> None:
         (["not_found", "not_found"], "not_found"),
         (["not_found", "accepted"], "accepted"),
         (["rejected", "rejected"], "rejected"),
-        (["ok", "accepted"], "partial"),
+        (["ok", "accepted"], "accepted"),
+        (["ok", "deferred", "not_found"], "accepted"),
+        (["accepted", "deferred"], "accepted"),
+        (["deferred", "not_found"], "deferred"),
+        (["accepted", "failed"], "partial"),
+        (["ok", "accepted", "partial"], "partial"),
         (["ok", "not_found", "failed"], "partial"),
         (["deferred", "unsupported"], "partial"),
         (["rejected", "failed"], "failed"),
@@ -238,12 +246,71 @@ def test_what_ended_is_the_union_in_order() -> None:
 
 @given(applied(min_engines=2))
 def test_an_operation_is_remembered_as_it_was_answered(answers: list[Answer]) -> None:
-    stored = [{"status": "ok", "operation": a} for a in answers] + [{"status": "not_found"}]
-    merged = merging.merge_operation(stored)
-    assert merged == {"status": "ok", "operation": merging.merge_apply(answers)}
+    merged = merging.merge_operation(remembered(*answers))
+    assert merged["status"] == "ok"
+    del merged["operation"]["done"]
+    assert merged["operation"] == merging.merge_apply(answers)
 
 
 def test_an_ended_session_is_remembered_as_such() -> None:
     ended = {"status": "ok", "operation_id": "op", "ended": ["a"]}
-    merged = merging.merge_operation([{"status": "ok", "operation": ended}])
-    assert merged["operation"] == ended
+    merged = merging.merge_operation(remembered(ended))
+    assert merged["operation"] == {**ended, "done": True}
+
+
+def remembered(*operations: Answer) -> list[Answer]:
+    return [*({"status": "ok", "operation": o} for o in operations), {"status": "not_found"}]
+
+
+def prefetched(status: str, **fields: object) -> Answer:
+    edit = {"type": "prefetch", "status": status, "blocks": 8, "done_blocks": 3}
+    return {"status": status, "edits": [edit], "retention": None, **fields}
+
+
+@pytest.mark.parametrize(
+    ("operations", "status", "done"),
+    [
+        ([prefetched("accepted", done=False)], "accepted", False),
+        ([prefetched("ok", done=True)], "ok", True),
+        ([prefetched("ok", done=True), prefetched("accepted", done=False)], "accepted", False),
+        ([prefetched("failed", done=True), prefetched("accepted", done=False)], "partial", False),
+        ([prefetched("failed", done=True), prefetched("ok", done=True)], "partial", True),
+        ([prefetched("not_found", done=False), prefetched("ok", done=True)], "ok", True),
+        # From before there was a "done":
+        ([prefetched("accepted")], "accepted", False),
+        ([prefetched("deferred"), prefetched("ok")], "accepted", False),
+        ([prefetched("partial"), prefetched("ok")], "partial", True),
+    ],
+)
+def test_an_operation_is_done_when_all_that_have_a_say_are(
+    operations: list[Answer], status: str, done: bool
+) -> None:
+    merged = merging.merge_operation(remembered(*operations))["operation"]
+    assert (merged["status"], merged["done"]) == (status, done)
+    known = [o for o in operations if o["status"] != "not_found"]
+    assert merged["edits"][0]["done_blocks"] == 3 * len(known)
+
+
+def test_an_edit_keeps_its_target() -> None:
+    edit = {"type": "prefetch", "target": "host", "status": "ok", "blocks": 1}
+    answer: Answer = {"status": "ok", "edits": [edit], "retention": None}
+    for engines in (1, 2):
+        assert merging.merge_apply([answer] * engines)["edits"][0]["target"] == "host"
+
+
+def test_every_engine_has_its_entry_in_the_status() -> None:
+    first, last = {"sessions": 3}, {"sessions": 0}
+    broken = {"status": "failed", "detail": "why"}
+    merged = merging.merge_engines(
+        [{"status": "ok", "engine": first}, broken, {"status": "ok", "engine": last}]
+    )
+    assert merged["engines"] == [
+        {"engine": 0, "sessions": 3},
+        {"engine": 1, "status": "failed", "detail": "why"},
+        {"engine": 2, "sessions": 0},
+    ]
+
+
+def test_a_status_nobody_gave_is_no_empty_list() -> None:
+    merged = merging.merge_engines([{"status": "unsupported", "detail": "too old"}] * 2)
+    assert merged == {"status": "unsupported", "detail": "too old"}

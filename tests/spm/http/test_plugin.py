@@ -59,6 +59,7 @@ def test_vllms_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
         ("POST", "/v1/sessions/s/edits", {"json": {"state": "finished"}}),
         ("GET", "/v1/sessions", {}),
         ("GET", "/v1/operations/op", {}),
+        ("GET", "/v1/spm/status", {}),
         ("POST", "/v1/chat/completions", {"json": MANAGE}),
     ],
 )

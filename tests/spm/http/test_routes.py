@@ -63,6 +63,8 @@ def test_a_repeat_says_so() -> None:
         ({"edits": {}}, "edits"),
         ({"edits": [{"type": "evict"}] * 17}, "edits"),
         ({"edits": [{"type": "evict", "block_start": 1}]}, "edits[0].block_end"),
+        ({"edits": [{"type": "prefetch", "target": "disk"}]}, "edits[0].target"),
+        ({"edits": [{"type": "evict"}, {"type": "evict", "target": "gpu"}]}, "edits[1].target"),
         ({"cache_control": {"ttl": -1}}, "cache_control.ttl"),
         ({"state": "?"}, "state"),
         ({"expected_resume_s": "soon"}, "expected_resume_s"),
@@ -143,12 +145,50 @@ def test_rejected_edits() -> None:
     assert (error["message"], error["status"]) == ("try later", "rejected")
 
 
-@pytest.mark.parametrize("status", ["partial", "accepted", "deferred", "unsupported", "failed"])
-def test_any_other_outcome_of_edits_is_an_answer(status: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("partial", 200), ("accepted", 202), ("deferred", 202), ("unsupported", 200), ("failed", 200)],
+)
+def test_any_other_outcome_of_edits_is_an_answer(status: str, code: int) -> None:
     server = server_with("s")
     server.engine.answers = [{"status": status, "edits": [], "retention": None}]
     response = server.request("POST", "/v1/sessions/s/edits", json=EVICT)
-    assert (response.status_code, response.json()["status"]) == (200, status)
+    assert (response.status_code, response.json()["status"]) == (code, status)
+
+
+def test_a_prefetch_goes_on_in_the_background() -> None:
+    server = server_with("s", engines=2)
+    here, _ = server.engine.cores
+    here.background = True
+    prefetch = {"type": "prefetch", "target": "host"}
+    body = {"edits": [{"type": "evict"}, prefetch], "operation_id": "op"}
+    begun = server.request("POST", "/v1/sessions/s/edits", json=body)
+    assert (begun.status_code, begun.json()["status"]) == (202, "accepted")
+    assert [e["status"] for e in begun.json()["edits"]] == ["ok", "accepted"]
+    (asked,) = server.engine.asked("apply")
+    assert asked["hint"]["context_management"]["edits"][1] == prefetch
+
+    def operation() -> dict[str, Any]:
+        response = server.request("GET", "/v1/operations/op")
+        assert response.status_code == 200
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    under_way = operation()
+    assert (under_way["object"], under_way["id"]) == ("operation", "op")
+    assert (under_way["status"], under_way["done"]) == ("accepted", False)
+    assert [(e["blocks"], e.get("done_blocks")) for e in under_way["edits"]] == [(4, None), (4, 0)]
+    here.finish("default", "op")
+    ended = operation()
+    assert (ended["status"], ended["done"]) == ("ok", True)
+    assert [(e["status"], e["done_blocks"]) for e in ended["edits"]] == [("ok", 4)] * 2
+
+
+def test_an_end_that_goes_on_in_the_background_is_one() -> None:
+    server = server_with("s")
+    server.engine.answers = [{"status": "accepted", "ended": ["s"]}]
+    response = server.request("DELETE", "/v1/sessions/s")
+    assert (response.status_code, response.json()["deleted"]) == (202, True)
 
 
 def test_a_session_on_two_engines() -> None:
@@ -168,6 +208,26 @@ def test_a_session_on_two_engines() -> None:
         "blocks": 8,
         "residency": {"gpu": 8, "host": 0, "remote": 0},
     }
+
+
+def test_everything_an_engine_says_about_a_session() -> None:
+    tiers = {"gpu": 2, "host": 1, "remote": 4}
+    sizes = {f"{tier}_bytes": blocks * 100 for tier, blocks in tiers.items()}
+    known = {"bytes": 200, "age_s": None}
+    ranges = [
+        {"block_start": 0, "block_end": 2, "tiers": ["gpu", "remote"], **known},
+        {"block_start": 2, "block_end": 4, "tiers": ["host", "remote"], **known},
+    ]
+    more = {
+        "residency": {**tiers, **sizes, "age_s": 2.5, "ranges": ranges},
+        "auto": {"decision": "offload", "reason": "a reload costs less"},
+        "operations": [{"id": "op", "type": "prefetch", "status": "accepted"}],
+        "origin": "manifest",
+    }
+    server = server_with(engines=2)
+    server.engine.cores[1].add_session("default", "s", **more)
+    answer = server.request("GET", "/v1/sessions/s").json()
+    assert {key: answer[key] for key in more} == more
 
 
 @settings(max_examples=60)
@@ -311,12 +371,35 @@ def test_tenants_do_not_see_each_other() -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "X-Tenant")
 
 
+def test_the_status_of_every_engine_of_no_tenant() -> None:
+    server = server_with("s", engines=2, tenant_header="X-Tenant")
+    for headers in ({}, {"x-tenant": "acme"}, {"x-tenant": "a b"}):
+        response = server.request("GET", "/v1/spm/status", headers=headers)
+        assert response.json() == {
+            "object": "spm.status",
+            "engines": [
+                {"engine": 0, "sessions": 1, "operations": 0},
+                {"engine": 1, "sessions": 0, "operations": 0},
+            ],
+        }
+    assert {asked["tenant"] for asked in server.engine.asked("status")} == {"default"}
+
+
+def test_the_status_of_engines_that_know_none() -> None:
+    server = server_with()
+    server.engine.answers = [{"status": "unsupported", "detail": "known operations: []"}]
+    response = server.request("GET", "/v1/spm/status")
+    assert response.status_code == 501
+    assert response.json()["error"]["message"] == "known operations: []"
+
+
 ROUTES = [
     ("POST", "/v1/sessions/s/edits"),
     ("GET", "/v1/sessions/s"),
     ("GET", "/v1/sessions"),
     ("DELETE", "/v1/sessions/s"),
     ("GET", "/v1/operations/op"),
+    ("GET", "/v1/spm/status"),
 ]
 
 

@@ -52,6 +52,8 @@ class NaiveFrontier:
     held: dict[int, int]
     """Block id by index."""
     length: int = 0
+    said: tuple[Place, Place] = (ORDINARY, ORDINARY)
+    """Where its protected places belong, and the others."""
 
 
 @dataclass
@@ -133,6 +135,7 @@ class NaivePool:
         strong, weak = self.said(session, retention)
         self.numbers += 1
         made = NaiveFrontier(self.numbers, self.now_s if ended else arrived_s, not ended, {})
+        made.said = strong, weak
         stop = len(blocks) if retention.block_offset is None else retention.block_offset
         for index, real in enumerate(blocks):
             if real.block_hash is None or real.is_null:
@@ -162,6 +165,7 @@ class NaivePool:
             return
         strong, weak = self.said(session, retention)
         for frontier in session.frontiers:
+            frontier.said = strong, weak
             stop = frontier.length if retention.block_offset is None else retention.block_offset
             for index, block_id in list(frontier.held.items()):
                 block, key = self.blocks[block_id], (frontier.number, index)
@@ -199,9 +203,46 @@ class NaivePool:
             )
         frontiers.clear()
 
-    def evict(self, ref: SessionRef, span: range) -> None:
+    def restore(
+        self,
+        ref: SessionRef,
+        retention: Retention,
+        restored: Sequence[tuple[int, KVCacheBlock]],
+        renew: bool,
+    ) -> None:
+        session = self.sessions.setdefault(ref, NaiveSession())
+        if not session.frontiers:
+            self.numbers += 1
+            session.frontiers.append(NaiveFrontier(self.numbers, self.now_s, False, {}))
+            renew = True
+        frontier = session.frontiers[-1]
+        if renew:
+            session.frontiers, others = [frontier], session.frontiers
+            self.retain(ref, retention)
+            session.frontiers = others
+        for index, real in restored:
+            self.put(session, frontier, index, real)
+
+    def put(
+        self, session: NaiveSession, frontier: NaiveFrontier, index: int, real: KVCacheBlock
+    ) -> None:
+        block, key = self.blocks[real.block_id], (frontier.number, index)
+        frontier.length = max(frontier.length, index + 1)
+        same = frontier.held.get(index) == real.block_id
+        if same and key in block.claims and block.owner == real.block_hash:
+            return
+        self.give_up(frontier, Zone.ORDINARY, range(index, index + 1))
+        if block.owner != real.block_hash:
+            block.clear()
+            block.owner = real.block_hash
+        block.rest, block.armed = None, False
+        offset = session.retention.block_offset
+        block.claims[key] = frontier.said[offset is not None and index >= offset]
+        frontier.held[index] = real.block_id
+
+    def evict(self, ref: SessionRef, span: range, leave: Zone = Zone.FINISHED) -> None:
         for frontier in self.sessions[ref].frontiers if ref in self.sessions else []:
-            self.give_up(frontier, Zone.FINISHED, span)
+            self.give_up(frontier, leave, span)
 
     def forget(self, ref: SessionRef, leave: Zone) -> None:
         session = self.sessions.pop(ref, NaiveSession())

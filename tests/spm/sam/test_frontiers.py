@@ -3,8 +3,8 @@
 import pytest
 
 from spm.agent_hint import AgentHint, BlockRange, Edit, EditType, SessionState
+from spm.operation import Status
 from spm.sam.claims import MAX_FRONTIERS
-from spm.sam.edits import Status
 from spm.sam.zones import Zone
 from tests.spm.sam.kit import FINISHED_HINT, Rig, ref_of, ttl
 

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from spm.agent_hint import AgentHint, BlockRange, CacheControl, Edit, EditType, SessionState
 from spm.metrics import Metric, metric_key
 from spm.sam import block_table
-from spm.sam.policy import decide
+from spm.sam.policy import EXPECTED, decide
+from spm.sam.restoring import RestoredBlock
 from spm.sam.zones import FIRST_PROTECTED, PROTECTED, Zone
 from tests.spm.sam.kit import Rig, Running, ref_of
 from tests.spm.sam.naive import ORDINARY, NaivePool, Place
@@ -159,6 +160,21 @@ class HintedMachine(RuleBasedStateMachine):
         if retention.zone is Zone.FINISHED:
             self.naive.finish(ref)
         self.naive.retain(ref, retention)
+
+    @rule(ref=SESSIONS, path=PATHS, skip=st.integers(0, 2), renew=st.booleans())
+    def restore(self, ref: SessionRef, path: list[int], skip: int, renew: bool) -> None:
+        """What is there of a chain, from some block on, is claimed without a request."""
+        hits = list(enumerate(self.rig.hits(self.rig.request(*path).request)))[skip:]
+        places = [RestoredBlock(0, index, block) for index, block in hits]
+        standing = self.naive.standing(ref)
+        retention = standing if standing.zone in PROTECTED else EXPECTED
+        assert self.rig.sam.restored(ref, places, renew=renew) == len(places)
+        self.naive.restore(ref, retention, hits, renew)
+
+    @rule(ref=SESSIONS, start=st.integers(0, 4), length=st.integers(1, 4))
+    def demote(self, ref: SessionRef, start: int, length: int) -> None:
+        self.rig.sam.demoted(ref, BlockRange(start, start + length))
+        self.naive.evict(ref, range(start, start + length), Zone.DEMOTED)
 
     @rule(ref=SESSIONS, start=st.integers(0, 4), length=st.integers(1, 4))
     def evict(self, ref: SessionRef, start: int, length: int) -> None:

@@ -40,7 +40,11 @@ class Desk:
         return ids
 
     def ask(self, op: str, tenant: str = "default", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = self.desk.handle({"v": 1, "op": op, "tenant": tenant, **fields})
+        return self.handle({"v": 1, "op": op, "tenant": tenant, **fields})
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = self.desk.handle(request)
+        assert isinstance(answer, dict)
         self.rig.sam.check_integrity()
         self.spm.check_integrity()
         return answer
@@ -57,6 +61,9 @@ def test_a_session_is_described() -> None:
         "ttl_left_s": 60.0,
         "class": "soon",
         "blocks": 3,
+        "origin": "local",
+        "auto": None,
+        "operations": [],
         "residency": {"gpu": 3, "host": 0, "remote": 0},
     }
 
@@ -135,7 +142,7 @@ def test_answers_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -
 def test_nonsense_is_refused_in_words(request_: dict[str, Any], status: str) -> None:
     desk = Desk()
     desk.rig.counters.drain()
-    answer = desk.desk.handle(request_)
+    answer = desk.handle(request_)
     assert answer["status"] == status
     assert answer["detail"]
     assert desk.rig.counters.drain()[metric_key(Metric.MANAGEMENT, status)] == 1

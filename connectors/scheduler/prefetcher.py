@@ -1,0 +1,391 @@
+"""Prefetches: a session's missing blocks are loaded into free blocks before it resumes.
+
+Blocks are taken from the pool only in the step in which the load is commanded, a batch at a
+time, and become ordinary cached blocks the moment they arrive. So inference never waits for
+more than what is in flight, and what did arrive is a usable prefix whatever happens to the
+rest. Scheduler thread only.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from connectors.metadata import NO_BLOCK_ID, BlockMove, LoadCommand, LoadFailure, LoadResult
+from connectors.scheduler.gpu_pool import GpuPool
+from connectors.scheduler.session_blocks import SessionBlock
+from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
+from spm.agent_hint import Edit, PrefetchTarget
+from spm.config import SpmConfig
+from spm.errors import IntegrityError
+from spm.operation import Operation, Status
+from spm.residency import ResidencyIndex, Tier
+from spm.sam.manager import SessionAwareManager
+from spm.sam.restoring import RestoredBlock
+from spm.work import WorkClass
+from spm.work_queue import Offer
+from tracker.ids import BlockKey, SessionRef
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""After so long in the queue a block is not worth prefetching any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Prefetch:
+    """One operation. Its blocks wait in the queue, are in flight, or are through."""
+
+    operation: Operation
+    left: set[BlockKey]
+    room: int
+    """Blocks of the pool it may still take."""
+    why: Status = Status.NOT_FOUND
+    """What it ends as if nothing at all arrives."""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One load on its way, waiting for every rank's answer."""
+
+    works: list[Transfer]
+    block_ids: list[int]
+    """Of the pool, in the order of ``works``; NO_BLOCK_ID for the host tier."""
+    ranks_left: int
+    failed: dict[BlockKey, LoadFailure] = field(default_factory=dict)
+    cancelled: bool = False
+
+
+class Prefetcher:
+    """All prefetches of one engine."""
+
+    def __init__(
+        self,
+        config: SpmConfig,
+        queue: TransferQueue,
+        sam: SessionAwareManager,
+        residency: ResidencyIndex,
+        world_size: int,
+        job_ids: Iterator[int],
+    ) -> None:
+        self._config = config
+        self._queue = queue
+        self._sam = sam
+        self._residency = residency
+        self._world_size = world_size
+        self._job_ids = job_ids
+        self.pool: GpuPool | None = None
+        """None: nothing can be put into vLLM's pool; set before the first step."""
+        self._prefetches: dict[Operation, _Prefetch] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._filling: dict[BlockKey, int] = {}
+        """Keys on their way into the GPU pool, by job."""
+        self._cancelled: list[int] = []
+
+    # --- asking ------------------------------------------------------------------------
+
+    def start(self, ref: SessionRef, edit: Edit, blocks: Sequence[SessionBlock]) -> Operation:
+        """Bring ``blocks``, in prefix order, as near as was asked for. What is in the GPU pool
+        already is protected at once."""
+        operation = Operation(ref, edit, len(blocks))
+        to_gpu = edit.target is PrefetchTarget.GPU and self.pool is not None
+        if to_gpu:
+            blocks = self._protect_present(operation, blocks)
+        missing = [one for one in blocks if not self._is_there(one.key, to_gpu)]
+        operation.done_blocks += len(blocks) - len(missing)
+        if not missing:
+            return operation.end(Status.OK)
+        room = self._room(len(missing)) if to_gpu else 0
+        prefetch = _Prefetch(operation, set(), room)
+        self._enqueue(prefetch, missing)
+        return operation
+
+    def _protect_present(
+        self, operation: Operation, blocks: Sequence[SessionBlock]
+    ) -> list[SessionBlock]:
+        """What the pool still has is claimed, so that it stays; returns the others."""
+        assert self.pool is not None
+        present, missing = [], []
+        for one in blocks:
+            block = self.pool.find(one.key)
+            if block is not None:
+                present.append(RestoredBlock(one.group, one.index, block))
+            else:
+                missing.append(one)
+        self._sam.restored(operation.ref, present)
+        operation.done_blocks += len(present)
+        return missing
+
+    def _is_there(self, key: BlockKey, to_gpu: bool) -> bool:
+        return not to_gpu and self._residency.is_stored(key, Tier.HOST)
+
+    def _room(self, wanted: int) -> int:
+        """Blocks that may be taken: of those nobody wants kept at most a half, and the reserve
+        is left to inference; what other prefetches were promised is not promised twice."""
+        assert self.pool is not None
+        promised = sum(one.room for one in self._prefetches.values())
+        low = self._sam.low_free(2 * (wanted + promised) + self._reserve)
+        return max(0, min(low // 2, low - self._reserve) - promised)
+
+    @property
+    def _reserve(self) -> int:
+        assert self.pool is not None
+        return int(self._config.prefetch_reserve_share * self.pool.num_blocks)
+
+    def _enqueue(self, prefetch: _Prefetch, missing: Sequence[SessionBlock]) -> None:
+        operation, to_host = prefetch.operation, missing[prefetch.room :]
+        prefetch.room = min(prefetch.room, len(missing))
+        self._prefetches[operation] = prefetch
+        rows = [(one, False) for one in missing[: prefetch.room]]
+        if self._config.host_bytes:
+            rows += [(one, True) for one in to_host if not self._is_there(one.key, False)]
+        if len(rows) < len(missing):
+            prefetch.detail = "the GPU pool has no room for all of it"
+        for one, host_only in rows:
+            if self._available(one.key, host_only) and self._offer(prefetch, one, host_only):
+                prefetch.left.add(one.key)
+                continue
+            break
+        self._finish_if_through(prefetch)
+
+    def _available(self, key: BlockKey, host_only: bool) -> bool:
+        """Whether a load has a chance. Without a remote store everything is known."""
+        if self._config.remote is not None:
+            return True
+        return not host_only and self._residency.is_stored(key, Tier.HOST)
+
+    def _offer(self, prefetch: _Prefetch, one: SessionBlock, host_only: bool) -> bool:
+        # What somebody wants in the GPU pool is not diverted to the host tier.
+        host_only = host_only and not self._queue.is_waiting(WorkClass.PREFETCH, one.key)
+        payload = Payload(one, host_only=host_only)
+        offer = self._queue.offer(
+            WorkClass.PREFETCH, one.key, payload, prefetch.operation, PATIENCE_S
+        )
+        if offer is Offer.REJECTED:
+            prefetch.why = Status.REJECTED
+            prefetch.detail = "too many blocks wait to be prefetched: try again later"
+        return offer is not Offer.REJECTED
+
+    # --- a step ------------------------------------------------------------------------
+
+    def hand_out(self, works: Sequence[Transfer]) -> list[LoadCommand]:
+        """Loads to command in this step for what the queue let go."""
+        commands = []
+        for run in _runs(works, self._config.batch_bytes):
+            block_ids = self._places(run)
+            if block_ids is None:
+                self._fail(run, "inference needs the room in the GPU pool")
+                continue
+            job_id = next(self._job_ids)
+            self._jobs[job_id] = _Job(run, block_ids, self._world_size)
+            moves = []
+            for work, block_id in zip(run, block_ids, strict=True):
+                if block_id != NO_BLOCK_ID:
+                    self._filling[work.key] = job_id
+                moves.append(BlockMove(work.key, block_id))
+            commands.append(LoadCommand(job_id, None, tuple(moves), WorkClass.PREFETCH))
+        return commands
+
+    def _places(self, run: Sequence[Transfer]) -> list[int] | None:
+        """Where a run's blocks go; None if the pool has no room for it any more."""
+        if run[0].payload.host_only:
+            return [NO_BLOCK_ID] * len(run)
+        if self.pool is None or self._sam.low_free(len(run) + self._reserve) < (
+            len(run) + self._reserve
+        ):
+            return None
+        for owner in self._owners(run):
+            owner.room -= min(owner.room, len(run))
+        return [block.block_id for block in self.pool.take(len(run))]
+
+    def relieve(self, *, pressed: bool) -> None:
+        """Once a step, after vLLM has scheduled it: if requests did not get the blocks they
+        need, everything that is not through is given up."""
+        if not self._prefetches or self.pool is None:
+            return
+        if pressed or (self._filling and self.pool.num_free < self._reserve // 2):
+            for prefetch in list(self._prefetches.values()):
+                self._give_up(prefetch, "given up: inference needs the room")
+            self._cancel_jobs(job for job in self._jobs.values() if job.block_ids[0] != NO_BLOCK_ID)
+
+    def _cancel_jobs(self, jobs: Iterable[_Job]) -> None:
+        chosen = {id(job) for job in jobs if not job.cancelled}
+        for job_id, job in self._jobs.items():
+            if id(job) in chosen:
+                job.cancelled = True
+                self._cancelled.append(job_id)
+
+    def take_cancelled(self) -> list[int]:
+        """Jobs that workers are to end at once. They are answered all the same, and only then
+        are their blocks free."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
+
+    def take_result(self, result: LoadResult, *, stale: bool) -> None:
+        """One rank's answer to one of our loads."""
+        job = self._jobs[result.job_id]
+        job.ranks_left -= 1
+        job.failed.update(result.failed)
+        job.cancelled |= stale
+        if not job.ranks_left:
+            del self._jobs[result.job_id]
+            self._end(job)
+
+    def _end(self, job: _Job) -> None:
+        """Every rank has answered: what arrived becomes ordinary cached blocks."""
+        arrived: list[Transfer] = []
+        restored: list[RestoredBlock] = []
+        for work, block_id in zip(job.works, job.block_ids, strict=True):
+            self._filling.pop(work.key, None)
+            self._queue.done(WorkClass.PREFETCH, work.key)
+            if job.cancelled or work.key in job.failed:
+                continue
+            arrived.append(work)
+            if block_id != NO_BLOCK_ID:
+                assert self.pool is not None
+                place = work.payload.place
+                assert place is not None
+                block = self.pool.publish(work.key, block_id, place.end_tokens)
+                restored.append(RestoredBlock(place.group, place.index, block))
+        for prefetch in self._owners(arrived):
+            self._sam.restored(prefetch.operation.ref, restored, renew=False)
+        if self.pool is not None:
+            self.pool.give_back([i for i in job.block_ids if i != NO_BLOCK_ID])
+        self._settle(job, arrived)
+
+    def _settle(self, job: _Job, arrived: Sequence[Transfer]) -> None:
+        for work in arrived:
+            for prefetch in self._owners((work,)):
+                prefetch.left.discard(work.key)
+                prefetch.operation.done_blocks += 1
+        lost = [work for work in job.works if work not in arrived]
+        if lost:
+            gone = LoadFailure.MISSING in job.failed.values()
+            self._fail(lost, "" if gone else "the store did not deliver all of it")
+        for prefetch in self._owners(job.works):
+            self._finish_if_through(prefetch)
+
+    # --- ends --------------------------------------------------------------------------
+
+    def request_arrived(self, ref: SessionRef) -> None:
+        """The session is back: what is still waiting is for its request to load, which goes
+        before everything else."""
+        for prefetch in self._of(ref):
+            self._give_up(prefetch, "a request of the session came first and loads the rest")
+
+    def release(self, ref: SessionRef) -> None:
+        """The session has ended, or gave its blocks up."""
+        for prefetch in self._of(ref):
+            self._give_up(prefetch, "the session gave its blocks up")
+
+    def cancel_all(self) -> None:
+        """The cache was reset: nothing that is on its way may be used."""
+        for prefetch in list(self._prefetches.values()):
+            self._give_up(prefetch, "the cache was reset")
+        self._cancel_jobs(self._jobs.values())
+
+    def expire(self, works: Iterable[Transfer]) -> None:
+        """These waited too long."""
+        self._fail(list(works), "the store is too busy")
+
+    def loaded(self, work: Transfer, arrived: bool) -> None:
+        """A request's load of a block has ended that a prefetch wanted too."""
+        for prefetch in self._owners((work,)):
+            prefetch.left.discard(work.key)
+            prefetch.operation.done_blocks += arrived
+            self._finish_if_through(prefetch)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether anything is on its way into the GPU pool now."""
+        return bool(self._filling)
+
+    def is_awaited(self, keys: Iterable[BlockKey]) -> bool:
+        """Whether one of these is on its way into the GPU pool now."""
+        return any(key in self._filling for key in keys)
+
+    def knows(self, job_id: int) -> bool:
+        """Whether a load is one of ours."""
+        return job_id in self._jobs
+
+    @property
+    def num_jobs(self) -> int:
+        """Loads in flight."""
+        return len(self._jobs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is waiting or in flight."""
+        return bool(self._prefetches or self._jobs)
+
+    def _of(self, ref: SessionRef) -> list[_Prefetch]:
+        return [one for one in self._prefetches.values() if one.operation.ref == ref]
+
+    def _owners(self, works: Iterable[Transfer]) -> list[_Prefetch]:
+        owners = dict.fromkeys(owner for work in works for owner in work.owners)
+        found = (self._prefetches.get(o) for o in owners if isinstance(o, Operation))
+        return [one for one in found if one is not None]
+
+    def _fail(self, works: Sequence[Transfer], detail: str) -> None:
+        """These will not arrive, and what lies behind them in the prefix is not asked for."""
+        for work in works:
+            for prefetch in self._owners((work,)):
+                prefetch.left.discard(work.key)
+                prefetch.detail = prefetch.detail or detail
+                prefetch.why = Status.FAILED if detail else Status.NOT_FOUND
+        for prefetch in self._owners(works):
+            self._give_up(prefetch, prefetch.detail)
+
+    def _give_up(self, prefetch: _Prefetch, detail: str) -> None:
+        """It ends with what has arrived. What is in flight still becomes cached blocks, but
+        nobody's."""
+        prefetch.detail = prefetch.detail or detail
+        self._queue.cancel(prefetch.operation)
+        prefetch.left.clear()
+        self._finish_if_through(prefetch)
+
+    def _finish_if_through(self, prefetch: _Prefetch) -> None:
+        if prefetch.left or prefetch.operation not in self._prefetches:
+            return
+        operation = prefetch.operation
+        del self._prefetches[operation]
+        if operation.done_blocks >= operation.blocks:
+            operation.end(Status.OK)
+        elif operation.done_blocks and prefetch.why is not Status.REJECTED:
+            operation.end(Status.PARTIAL, prefetch.detail or "the rest is not stored")
+        else:
+            operation.end(prefetch.why, prefetch.detail or "none of it is stored")
+
+    def check_integrity(self, *, idle: bool) -> None:
+        """Raise :class:`IntegrityError` if blocks or operations are lost; with ``idle`` also if
+        any is left over."""
+        if self.pool is not None:
+            self.pool.check_integrity()
+            ours = sum(i != NO_BLOCK_ID for job in self._jobs.values() for i in job.block_ids)
+            if ours != self.pool.num_taken:
+                raise IntegrityError(f"{self.pool.num_taken} blocks taken, {ours} being filled")
+        waiting = [one for one in self._prefetches.values() if one.operation.done or not one.left]
+        if waiting:
+            raise IntegrityError(f"{len(waiting)} prefetches have nothing left to do")
+        if idle and self.busy:
+            raise IntegrityError(
+                f"idle, but {len(self._prefetches)} prefetches and {len(self._jobs)} loads"
+            )
+
+
+def _runs(works: Sequence[Transfer], limit_bytes: int) -> Iterator[list[Transfer]]:
+    """Consecutive works of the same operations and tier, at most ``limit_bytes`` each: a failed
+    block ends its load, and must not end another session's."""
+    run: list[Transfer] = []
+    size = 0
+    for work in works:
+        same = bool(run) and (
+            run[0].owners == work.owners and run[0].payload.host_only == work.payload.host_only
+        )
+        if run and (not same or size + work.size_bytes > limit_bytes):
+            yield run
+            run, size = [], 0
+        run.append(work)
+        size += work.size_bytes
+    if run:
+        yield run

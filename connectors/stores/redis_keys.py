@@ -1,0 +1,189 @@
+"""What a Redis server is asked about keys: existence, lifetimes, documents, logs."""
+
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import (
+    ClusterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from connectors.stores.base import MAX_DOCUMENT_BYTES, KVStore, StoreCapabilities, StoreKey
+from connectors.stores.redis_connections import Servers
+from connectors.stores.redis_parser import Bulk, SinkParser
+from spm.errors import StoreError, StoreUnavailableError
+
+_CAPABILITIES = StoreCapabilities(
+    remote=True, delete=True, touch=True, exact_ttl=True, documents=True, streams=True
+)
+_UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
+
+
+class RedisKeys(KVStore):
+    """The half of a Redis store that moves no values. One pipelined round trip a batch and
+    server; any thread.
+
+    Presence is decided by EXISTS and TOUCH alone. TOUCH refreshes what LRU and LFU eviction
+    look at, EXISTS does not. A server's error reply to one key is no answer for that key; a
+    server that cannot be used at all raises ``StoreUnavailableError``.
+    """
+
+    def __init__(self, servers: Servers, place: str, ttl_s: int | None) -> None:
+        """Takes over ``servers``. ``place`` names them in errors."""
+        self._servers = servers
+        self._place = place
+        self._ttl_s = ttl_s or 0
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return _CAPABILITIES
+
+    def contains_many(self, keys: Sequence[StoreKey], deadline_s: float) -> list[bool]:
+        head = command(b"EXISTS", 1)
+        replies = self._ask_each(keys, deadline_s, lambda name, _: head + name)
+        return [reply == 1 for reply in replies]
+
+    def delete_many(self, keys: Sequence[StoreKey], deadline_s: float) -> int:
+        head = command(b"UNLINK", 1)
+        replies = self._ask_each(keys, deadline_s, lambda name, _: head + name)
+        return sum(reply == 1 for reply in replies)
+
+    def touch_many(
+        self, keys: Sequence[StoreKey], deadline_s: float, ttl_s: Sequence[int] | None = None
+    ) -> list[bool | None]:
+        touch, expire, persist = command(b"TOUCH", 1), command(b"EXPIRE", 2), command(b"PERSIST", 1)
+        seconds = bulk(b"%d" % self._ttl_s)
+
+        def encode(name: bytes, at: int) -> bytes:
+            if not self._ttl_s:
+                return b"%b%b%b%b" % (touch, name, persist, name)
+            longer = ttl_s is not None and ttl_s[at] > self._ttl_s
+            life = bulk(b"%d" % ttl_s[at]) if longer and ttl_s else seconds
+            return b"%b%b%b%b%b" % (touch, name, expire, name, life)
+
+        replies = self._ask_each(keys, deadline_s, encode, answers=2)
+        return [reply == 1 if isinstance(reply, int) else None for reply in replies]
+
+    def expire_many(self, keys: Sequence[StoreKey], ttl_s: int, deadline_s: float) -> int:
+        exists, expire = command(b"EXISTS", 1), command(b"EXPIRE", 3)
+        only_shorten = bulk(b"%d" % ttl_s) + bulk(b"LT")
+        replies = self._ask_each(
+            keys,
+            deadline_s,
+            lambda name, _: b"%b%b%b%b%b" % (exists, name, expire, name, only_shorten),
+            answers=2,
+        )
+        return sum(reply == 1 for reply in replies)
+
+    def put_document(self, key: StoreKey, content: bytes, ttl_s: int, deadline_s: float) -> bool:
+        if len(content) > MAX_DOCUMENT_BYTES:
+            return False
+        life = bulk(b"EX") + bulk(b"%d" % ttl_s) if ttl_s else b""
+        head = command(b"SET", 4 if ttl_s else 2)
+        (reply,) = self._ask_each(
+            [key], deadline_s, lambda name, _: head + name + bulk(content) + life
+        )
+        return reply == b"OK"
+
+    def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float) -> bytes | None:
+        content = bytearray()
+        reply: object = None
+
+        def place(length: int) -> memoryview | None:
+            if length > max_bytes:
+                return None
+            content.extend(bytes(length))
+            return memoryview(content)
+
+        def work(parser: SinkParser, _: Sequence[int]) -> None:
+            nonlocal reply
+            parser.send([command(b"GET", 1) + bulk(key.encode())])
+            reply = self._checked(parser.read(place))
+
+        failure = self._visit([key], deadline_s, work)
+        if failure is not None:
+            raise failure
+        return bytes(content) if reply is Bulk.LANDED else None
+
+    def append_stream(
+        self, key: StoreKey, entries: Sequence[bytes], max_length: int, deadline_s: float
+    ) -> int:
+        words = (
+            bulk(b"MAXLEN") + bulk(b"~") + bulk(b"%d" % max_length) + bulk(b"*") + bulk(b"event")
+        )
+        head = command(b"XADD", 7)
+        replies = self._ask_each(
+            [key] * len(entries),
+            deadline_s,
+            lambda name, at: b"%b%b%b%b" % (head, name, words, bulk(entries[at])),
+        )
+        return sum(isinstance(reply, bytes) for reply in replies)
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def check_integrity(self) -> None:
+        """Connections are the only state; they are checked when lent."""
+
+    def _visit(
+        self,
+        keys: Sequence[StoreKey],
+        deadline_s: float,
+        work: Callable[[SinkParser, Sequence[int]], None],
+    ) -> StoreError | None:
+        """Do ``work`` with each server that holds some of ``keys``; the last failure."""
+        failure: StoreError | None = None
+        for connections, positions in self._servers.route(keys, deadline_s) if keys else ():
+            try:
+                with connections.lend(deadline_s) as parser:
+                    work(parser, positions)
+            except StoreError as error:
+                self._servers.suspect()
+                failure = error
+        return failure
+
+    def _ask_each(
+        self,
+        keys: Sequence[StoreKey],
+        deadline_s: float,
+        encode: Callable[[bytes, int], bytes],
+        answers: int = 1,
+    ) -> list[object]:
+        """Key by key, the first of ``answers`` replies to what ``encode(name, position)``
+        asks; None where nobody answered. Raises ``StoreError`` if nobody answered at all."""
+        replies: list[object] = [None] * len(keys)
+        answered = 0
+
+        def work(parser: SinkParser, positions: Sequence[int]) -> None:
+            nonlocal answered
+            parser.send([b"".join(encode(bulk(keys[at].encode()), at) for at in positions)])
+            for at in positions:
+                first = self._checked(parser.read())
+                for _ in range(answers - 1):
+                    self._checked(parser.read())
+                replies[at] = first
+                answered += 1
+
+        failure = self._visit(keys, deadline_s, work)
+        if failure is not None and not answered:
+            raise failure
+        return replies
+
+    def _checked(self, reply: object) -> object:
+        """The reply, unless it says that this server is of no use now."""
+        if isinstance(reply, ResponseError):
+            self._servers.suspect()
+            if isinstance(reply, _UNUSABLE_SERVER):
+                raise StoreUnavailableError(f"{self._place}: {reply}") from reply
+        return reply
+
+
+def bulk(data: bytes) -> bytes:
+    """One word on the wire."""
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def command(name: bytes, arguments: int) -> bytes:
+    """The start of a command that ``arguments`` bulks follow."""
+    return b"*%d\r\n%b" % (1 + arguments, bulk(name))

@@ -1,0 +1,7 @@
+"""``python -m spm.cli``."""
+
+import sys
+
+from spm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,212 @@
+"""The client for code without an event loop."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import httpx
+
+from spm.client import calls
+from spm.client.answers import LIMITS, read_answer, translated
+from spm.client.calls import DEFAULT_PAGE, Call, SessionEdit
+from spm.client.endpoint import DEFAULT_TIMEOUT_S, Endpoint
+from spm.client.errors import ClientClosedError
+from spm.client.operation_results import EditsResult, EndResult, Operation
+from spm.client.session_plan import CALL_TIMEOUT_S, PREFETCH_AFTER_S, SessionPlan
+from spm.client.session_results import Session, SessionPage
+from spm.client.status_results import ServerStatus
+from spm.client.sync_session import SyncSession
+from spm.client.waiting import DEFAULT_WAIT_S, Pauses
+
+T = TypeVar("T")
+
+
+class SpmClient:
+    """Sessions of one server. Any thread; several may use it at once.
+
+    ``base_url`` may be the `openai` client's, with ``/v1``. ``headers`` go with every request
+    (a tenant header, say). ``timeout_s`` is the longest wait for a connection, and for an
+    answer; it is above the server's own deadline, whose words are better. ``sleep`` and
+    ``clock`` are for :meth:`wait` and the tools of a session.
+
+    Every method raises :class:`spm.client.SpmClientError`; its subclasses say what to do.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoint = Endpoint(base_url, api_key, headers)
+        self._http = httpx.Client(
+            base_url=self._endpoint.url,
+            headers=self._endpoint.headers,
+            timeout=timeout_s,
+            limits=LIMITS,
+            transport=transport,
+        )
+        self._timeout_s = timeout_s
+        self.sleep = sleep
+        self.clock = clock
+
+    def __enter__(self) -> "SpmClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; harmless when repeated."""
+        self._http.close()
+
+    def call(self, call: Call[T], timeout_s: float | None = None) -> T:
+        """Carry one of :mod:`spm.client.calls` out, with a timeout of its own if given."""
+        if self._http.is_closed:
+            raise ClientClosedError("the client is closed")
+        with translated(self._endpoint.shown_url):
+            response = self._http.request(
+                call.method,
+                call.path,
+                params=call.params,
+                headers=call.headers,
+                content=call.body,
+                timeout=self._timeout_s if timeout_s is None else timeout_s,
+            )
+        return call.parse(read_answer(response))
+
+    def status(self) -> ServerStatus:
+        """Engines, tiers, queues."""
+        return self.call(calls.status())
+
+    def sessions(self, limit: int = DEFAULT_PAGE, after: str | None = None) -> SessionPage:
+        """One page of the tenant's sessions: up to ``limit`` (at most 1,000) above ``after``."""
+        return self.call(calls.sessions(limit, after))
+
+    def iter_sessions(self, page_size: int = DEFAULT_PAGE) -> Iterator[Session]:
+        """All sessions by id, a request a page."""
+        after: str | None = None
+        while True:
+            page = self.sessions(page_size, after)
+            yield from page.sessions
+            after = page.next_after
+            if after is None:
+                return
+
+    def get_session(self, session_id: str) -> Session:
+        """One session and where its blocks are."""
+        return self.call(calls.get_session(session_id))
+
+    def edit(
+        self,
+        session_id: str,
+        edits: Sequence[SessionEdit] = (),
+        *,
+        ttl_s: float | None = None,
+        state: str | None = None,
+        expected_resume_s: float | None = None,
+        operation_id: str | None = None,
+    ) -> EditsResult:
+        """Edits and retention in one request.
+
+        An ``operation_id`` of your own (1 to 64 letters, digits or ``_.-``) makes a repeat
+        harmless. What goes on in the background is ``accepted``; see :meth:`wait`.
+        """
+        return self.call(
+            calls.edit(
+                session_id,
+                edits,
+                ttl_s=ttl_s,
+                state=state,
+                expected_resume_s=expected_resume_s,
+                operation_id=operation_id,
+            )
+        )
+
+    def prefetch(
+        self,
+        session_id: str,
+        block_start: int | None = None,
+        block_end: int | None = None,
+        target: str = "gpu",
+    ) -> EditsResult:
+        """Load what is missing of a session (or of its blocks) to ``gpu`` or ``host``."""
+        return self.call(calls.prefetch(session_id, block_start, block_end, target))
+
+    def offload(
+        self, session_id: str, block_start: int | None = None, block_end: int | None = None
+    ) -> EditsResult:
+        """Store a session, then release what the GPU pool keeps for it."""
+        return self.call(calls.offload(session_id, block_start, block_end))
+
+    def evict(
+        self, session_id: str, block_start: int | None = None, block_end: int | None = None
+    ) -> EditsResult:
+        """Give a session's blocks up."""
+        return self.call(calls.evict(session_id, block_start, block_end))
+
+    def retain(
+        self,
+        session_id: str,
+        ttl_s: float | None = None,
+        state: str | None = None,
+        expected_resume_s: float | None = None,
+    ) -> EditsResult:
+        """Say how long to keep a session and what it waits for."""
+        return self.call(
+            calls.edit(session_id, ttl_s=ttl_s, state=state, expected_resume_s=expected_resume_s)
+        )
+
+    def end_session(
+        self, session_id: str, tree: bool = False, operation_id: str | None = None
+    ) -> EndResult:
+        """End a session, with ``tree`` its descendants too."""
+        return self.call(calls.end_session(session_id, tree, operation_id))
+
+    def operation(self, operation_id: str) -> Operation:
+        """What has become of an operation so far."""
+        return self.call(calls.operation(operation_id))
+
+    def wait(
+        self,
+        operation_id: str,
+        timeout_s: float = DEFAULT_WAIT_S,
+        answer_timeout_s: float | None = None,
+    ) -> Operation:
+        """Look, with growing pauses, until an operation is done.
+
+        Raises :class:`spm.client.WaitTimeoutError` when it is not in time. ``answer_timeout_s``
+        replaces the client's own timeout of each look.
+        """
+        look, pauses = calls.operation(operation_id), Pauses(timeout_s, self.clock)
+        while not (found := self.call(look, answer_timeout_s)).done:
+            self.sleep(pauses.next_s())
+        return found
+
+    def session(
+        self,
+        session_id: str,
+        parent: str | None = None,
+        *,
+        prefetch_after_s: float = PREFETCH_AFTER_S,
+        timeout_s: float = CALL_TIMEOUT_S,
+        strict: bool = False,
+    ) -> SyncSession:
+        """``with`` it: an agent's session, told to the server as it goes on.
+
+        See :class:`SyncSession`; the options are :class:`SessionPlan`'s.
+        """
+        return SyncSession(
+            self, SessionPlan(session_id, parent, prefetch_after_s, timeout_s, strict)
+        )

@@ -44,7 +44,7 @@ def build_scheduler_half(
     if config.remote is not None:
         require_shareable_hashes(vllm_config)
     _warn(vllm_config)
-    return SchedulerHalf(
+    half = SchedulerHalf(
         config,
         geometry,
         vllm_config.parallel_config.world_size,
@@ -55,6 +55,10 @@ def build_scheduler_half(
         counters,
         clock,
     )
+    events = vllm_config.kv_events_config
+    if events is not None and events.enable_kv_cache_events:
+        half.publish_kv_events()
+    return half
 
 
 def _store_keeper(config: SpmConfig, world_size: int, counters: Counters) -> StoreKeeper | None:

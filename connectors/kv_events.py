@@ -5,12 +5,13 @@ named by its hash, its group and the medium. Blocks of a LoRA adapter are stored
 of ours (salted by the adapter's weights), which routers will not know.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from vllm.distributed.kv_events import (
     MEDIUM_CPU,
+    MEDIUM_GPU,
     MEDIUM_STORAGE,
     BlockRemoved,
     BlockStored,
@@ -20,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, ExternalBlockHash, maybe_conv
 from vllm.v1.kv_offload.base import Locality
 
 from spm.residency import Tier
-from tracker.ids import BlockKey, GroupId, split_block_key
+from tracker.ids import BlockKey, GroupId, SessionRef, split_block_key
 
 _MEDIUM = {Tier.HOST: MEDIUM_CPU, Tier.REMOTE: MEDIUM_STORAGE}
 _LOCALITY = {Tier.HOST: Locality.LOCAL.value, Tier.REMOTE: Locality.REMOTE.value}
@@ -53,6 +54,13 @@ class TierEvents:
         """All that a router may believe to be there since before a reset."""
         self._came: OrderedDict[_Place, None] = OrderedDict()
         self._went: OrderedDict[_Place, None] = OrderedDict()
+        self._prefetched: deque[tuple[BlockKey, SessionRef | None]] = deque(maxlen=max_pending)
+
+    def prefetched(self, key: BlockKey, ref: SessionRef | None) -> None:
+        """A block was put into the GPU pool without a request, for a session if it still wants
+        it; its removal is told by vLLM itself."""
+        if self._enabled:
+            self._prefetched.append((key, ref))
 
     def changed(self, key: BlockKey, tier: Tier, present: bool) -> None:
         """All ranks' values of ``key`` are known to be in ``tier`` now, or no longer are."""
@@ -86,7 +94,9 @@ class TierEvents:
                 self._lost = None
         gone += _take(self._went, self._max_taken - len(gone))
         came = _take(self._came, self._max_taken - len(gone))
-        return [*_removed(gone), *(_stored(key, tier) for key, tier in came)]
+        moved = [*_removed(gone), *(_stored(key, tier) for key, tier in came)]
+        room = min(self._max_taken, len(self._prefetched))
+        return moved + [_published(*self._prefetched.popleft()) for _ in range(room)]
 
 
 def _take(places: OrderedDict[_Place, None], limit: int) -> list[_Place]:
@@ -110,6 +120,21 @@ def _stored(key: BlockKey, tier: Tier) -> BlockStored:
         lora_name=None,
         group_idx=group,
         locality=_LOCALITY[tier],
+    )
+
+
+def _published(key: BlockKey, ref: SessionRef | None) -> BlockStored:
+    block_hash, group = _named(key)
+    return BlockStored(
+        block_hashes=[block_hash],
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=0,
+        lora_id=None,
+        medium=MEDIUM_GPU,
+        lora_name=None,
+        group_idx=group,
+        session_id=ref.session_id if ref is not None else None,
     )
 
 

@@ -29,6 +29,7 @@ from spm.residency import Tier
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
         KVConnectorStats,
@@ -245,5 +246,6 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_kv_cache_events(self) -> None:
         return None
 
-    def take_events(self) -> Iterable[Any]:
-        return ()
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        """Once a step, scheduler side: what came to the tiers behind the GPU pool, and went."""
+        return self.scheduler_half.take_events()

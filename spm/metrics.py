@@ -144,6 +144,25 @@ class Metric(Enum):
         label="what",
         values=("check", "delete", "document", "event"),
     )
+    PREFETCHED_BLOCKS = MetricSpec(
+        "spm:prefetched_blocks",
+        "Blocks that prefetches brought nearer, by where to.",
+        label="target",
+        values=("gpu", "host"),
+    )
+    PREFETCH_WAITS = MetricSpec(
+        "spm:prefetch_waits", "Prefetches whose first load has been commanded."
+    )
+    PREFETCH_WAIT_SECONDS = MetricSpec(
+        "spm:prefetch_wait_seconds", "Seconds from asking until that, summed."
+    )
+    AUTO_DECISIONS = MetricSpec(
+        "spm:auto_decisions",
+        "What auto mode decided about idle sessions.",
+        label="decision",
+        values=("retain", "offload", "drop"),
+    )
+    OPERATIONS = MetricSpec("spm:operations", "Offloads and prefetches that go on.", gauge=True)
     SESSIONS = MetricSpec("spm:sessions", "Sessions tracked.", gauge=True)
     SESSION_KEYS = MetricSpec("spm:session_keys", "Block keys of sessions.", gauge=True)
     HOST_BLOCKS = MetricSpec("spm:host_blocks", "Blocks known in the host tier.", gauge=True)

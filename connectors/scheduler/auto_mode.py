@@ -4,7 +4,6 @@ Only where the application left it open: a hint with a TTL, edits or an end of i
 Scheduler thread only.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,11 @@ from connectors.scheduler.session_pooling import SessionPooling
 from spm.agent_hint import AgentHint, Edit, EditType, SessionState
 from spm.auto_policy import AMPLE_FREE_SHARE, AutoAction, AutoDecision, IdleSession, decide
 from spm.gaps import SessionGaps
+from spm.metrics import Counters, Metric
 from spm.residency import Tier
 from spm.sam.manager import SessionAwareManager
 from spm.speeds import Speeds
 from tracker.ids import SessionRef
-
-logger = logging.getLogger(__name__)
 
 
 class AutoMode:
@@ -31,6 +29,7 @@ class AutoMode:
         speeds: Speeds,
         rate: ComputeRate,
         max_sessions: int,
+        counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._pooling = pooling
@@ -38,6 +37,7 @@ class AutoMode:
         self._speeds = speeds
         self._rate = rate
         self._gaps = SessionGaps(max_sessions)
+        self._counters = counters
         self._clock = clock
         self._decisions: dict[SessionRef, AutoDecision] = {}
 
@@ -55,7 +55,7 @@ class AutoMode:
         if session is None:
             return
         decision = self._decisions[ref] = decide(session)
-        logger.debug("auto mode: %s", decision.action.value)
+        self._counters.add(Metric.AUTO_DECISIONS, label=decision.action.value)
         if decision.action is AutoAction.OFFLOAD:
             self._sam.edit(ref, Edit(EditType.OFFLOAD))
         elif decision.action is AutoAction.DROP:

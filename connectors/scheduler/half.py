@@ -4,11 +4,12 @@ Sessions are always there; pooling only if there is a tier behind the GPU pool. 
 runs on vLLM's scheduler thread and never waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
+from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, NoCommands, StepCommands, WorkerReport
 from connectors.scheduler.auto_mode import AutoMode
 from connectors.scheduler.compute_rate import ComputeRate
@@ -19,11 +20,13 @@ from connectors.scheduler.store_keeper import StoreKeeper
 from spm.capability import NoPooling
 from spm.config import SpmConfig
 from spm.keys import Fingerprint
+from spm.lifecycle import encode_event
 from spm.metrics import Counters
 from spm.residency import Tier
 from tracker.ids import SessionRef
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -80,10 +83,25 @@ class SchedulerHalf:
                     self.pooling.speeds,
                     self._rate,
                     config.max_sessions,
+                    counters,
                     clock,
                 )
                 self.sessions.management.auto_state = self._auto.state
         self.sessions.management.engine_status = self._status
+        if keeper is not None and config.events_stream:
+            self.sessions.bus.subscribe(lambda event: keeper.publish((encode_event(event),)))
+        self._kv_events: TierEvents | None = None
+
+    def publish_kv_events(self) -> None:
+        """vLLM publishes KV events: what is in the tiers is to be among them. Before the first
+        step."""
+        if self.pooling is not None:
+            self._kv_events = TierEvents(enabled=True)
+            self.pooling.publish_to(self._kv_events)
+
+    def take_events(self) -> "Sequence[KVCacheEvent]":
+        """Once a step: what has changed in the tiers, for vLLM's publisher."""
+        return self._kv_events.take() if self._kv_events is not None else ()
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """vLLM's cache manager: its block tables are read; the order in which its free

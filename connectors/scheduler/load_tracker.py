@@ -10,7 +10,7 @@ from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.records import LoadJob, RequestRecord
 from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.errors import IntegrityError
-from spm.events import BlocksConfirmed, BlocksDoubted, BlocksMissing
+from spm.events import BlocksConfirmed, BlocksDoubted, BlocksLoaded, BlocksMissing
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric
 from spm.residency import Tier
@@ -173,6 +173,11 @@ class LoadTracker:
         host = sum(job.counted_keys.values()) - remote
         self._counters.add(Metric.LOADED_TOKENS, remote, Tier.REMOTE.value)
         self._counters.add(Metric.LOADED_TOKENS, host, Tier.HOST.value)
+        ref = record.session if record is not None else None
+        far = [key for key in job.counted_keys if key in job.remote_keys]
+        near = [key for key in job.counted_keys if key not in job.remote_keys]
+        self._manager.handle(BlocksLoaded(Tier.REMOTE, far, ref))
+        self._manager.handle(BlocksLoaded(Tier.HOST, near, ref))
         if record is None or record.job_id != job_id:
             return
         record.job_id = None

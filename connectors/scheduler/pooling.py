@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from connectors.groups import CacheGeometry
+from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
 from connectors.scheduler.gpu_pool import GpuPool
 from connectors.scheduler.load_tracker import LoadTracker, tell_residency
@@ -50,6 +51,7 @@ _GAUGES = tuple(
         Metric.REMOTE_BLOCKS,
         Metric.REQUESTS,
         Metric.LOADS_IN_FLIGHT,
+        Metric.OPERATIONS,
     )
 )
 
@@ -94,7 +96,7 @@ class PoolingHalf:
         self.queue = TransferQueue(config, clock)
         job_ids = itertools.count(1)
         self._prefetcher = Prefetcher(
-            config, self.queue, sam, manager.residency, world_size, job_ids
+            config, self.queue, sam, manager, world_size, job_ids, counters, clock
         )
         scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
         self._offloader = Offloader(config, self.queue, sam, manager, scales, self._check, clock)
@@ -398,6 +400,11 @@ class PoolingHalf:
         manager = self._kv_cache_manager
         return len(manager.block_pool.cached_block_hash_to_block) if manager is not None else 0
 
+    def publish_to(self, kv_events: TierEvents) -> None:
+        """Before the first step: tell routers of what is where."""
+        self.manager.residency.listen(kv_events)
+        self._prefetcher.on_published = kv_events.prefetched
+
     def status(self) -> dict[str, Any]:
         """Of the whole engine, for the operation ``status``."""
         remote, keeper, residency = self._config.remote, self._keeper, self.manager.residency
@@ -430,11 +437,13 @@ class PoolingHalf:
             residency.num_remote_keys,
             len(self._records),
             self._loads.num_jobs + self._prefetcher.num_jobs,
+            self.sessions.num_operations,
         )
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        return dict(zip(_GAUGES, self.sizes(), strict=True))
+        kept = self._keeper.gauges() if self._keeper is not None else {}
+        return {**dict(zip(_GAUGES, self.sizes(), strict=True)), **kept}
 
     def shutdown(self) -> None:
         """Stop the threads that ask the store."""

@@ -7,7 +7,7 @@ rest. Scheduler thread only.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from connectors.metadata import NO_BLOCK_ID, BlockMove, LoadCommand, LoadFailure, LoadResult
@@ -17,8 +17,11 @@ from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
 from spm.agent_hint import Edit, PrefetchTarget
 from spm.config import SpmConfig
 from spm.errors import IntegrityError
+from spm.events import BlocksLoaded
+from spm.manager import SessionAwarePoolingManager
+from spm.metrics import Counters, Metric
 from spm.operation import Operation, Status
-from spm.residency import ResidencyIndex, Tier
+from spm.residency import Tier
 from spm.sam.manager import SessionAwareManager
 from spm.sam.restoring import RestoredBlock
 from spm.work import WorkClass
@@ -39,6 +42,8 @@ class _Prefetch:
     left: set[BlockKey]
     room: int
     """Blocks of the pool it may still take."""
+    asked_s: float
+    handed_out: bool = False
     why: Status = Status.NOT_FOUND
     """What it ends as if nothing at all arrives."""
     detail: str = ""
@@ -53,6 +58,8 @@ class _Job:
     """Of the pool, in the order of ``works``; NO_BLOCK_ID for the host tier."""
     ranks_left: int
     failed: dict[BlockKey, LoadFailure] = field(default_factory=dict)
+    remote_keys: set[BlockKey] = field(default_factory=set)
+    """Those that some rank had to ask the remote store for."""
     cancelled: bool = False
 
 
@@ -64,16 +71,23 @@ class Prefetcher:
         config: SpmConfig,
         queue: TransferQueue,
         sam: SessionAwareManager,
-        residency: ResidencyIndex,
+        manager: SessionAwarePoolingManager,
         world_size: int,
         job_ids: Iterator[int],
+        counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._queue = queue
         self._sam = sam
-        self._residency = residency
+        self._manager = manager
+        self._residency = manager.residency
         self._world_size = world_size
         self._job_ids = job_ids
+        self._counters = counters
+        self._clock = clock
+        self.on_published: Callable[[BlockKey, SessionRef | None], None] = lambda key, ref: None
+        """Told of every block put into the GPU pool, and for whom; set before the first step."""
         self.pool: GpuPool | None = None
         """None: nothing can be put into vLLM's pool; set before the first step."""
         self._prefetches: dict[Operation, _Prefetch] = {}
@@ -96,7 +110,7 @@ class Prefetcher:
         if not missing:
             return operation.end(Status.OK)
         room = self._room(len(missing)) if to_gpu else 0
-        prefetch = _Prefetch(operation, set(), room)
+        prefetch = _Prefetch(operation, set(), room, self._clock())
         self._enqueue(prefetch, missing)
         return operation
 
@@ -176,6 +190,7 @@ class Prefetcher:
             if block_ids is None:
                 self._fail(run, "inference needs the room in the GPU pool")
                 continue
+            self._note_wait(run)
             job_id = next(self._job_ids)
             self._jobs[job_id] = _Job(run, block_ids, self._world_size)
             moves = []
@@ -185,6 +200,13 @@ class Prefetcher:
                 moves.append(BlockMove(work.key, block_id))
             commands.append(LoadCommand(job_id, None, tuple(moves), WorkClass.PREFETCH))
         return commands
+
+    def _note_wait(self, run: Sequence[Transfer]) -> None:
+        for prefetch in self._owners(run):
+            if not prefetch.handed_out:
+                prefetch.handed_out = True
+                self._counters.add(Metric.PREFETCH_WAITS)
+                self._counters.add(Metric.PREFETCH_WAIT_SECONDS, self._clock() - prefetch.asked_s)
 
     def _places(self, run: Sequence[Transfer]) -> list[int] | None:
         """Where a run's blocks go; None if the pool has no room for it any more."""
@@ -226,6 +248,7 @@ class Prefetcher:
         job = self._jobs[result.job_id]
         job.ranks_left -= 1
         job.failed.update(result.failed)
+        job.remote_keys.update(result.remote_keys)
         job.cancelled |= stale
         if not job.ranks_left:
             del self._jobs[result.job_id]
@@ -234,24 +257,50 @@ class Prefetcher:
     def _end(self, job: _Job) -> None:
         """Every rank has answered: what arrived becomes ordinary cached blocks."""
         arrived: list[Transfer] = []
-        restored: list[RestoredBlock] = []
-        for work, block_id in zip(job.works, job.block_ids, strict=True):
+        for work in job.works:
             self._filling.pop(work.key, None)
             self._queue.done(WorkClass.PREFETCH, work.key)
-            if job.cancelled or work.key in job.failed:
-                continue
-            arrived.append(work)
-            if block_id != NO_BLOCK_ID:
-                assert self.pool is not None
-                place = work.payload.place
-                assert place is not None
-                block = self.pool.publish(work.key, block_id, place.end_tokens)
-                restored.append(RestoredBlock(place.group, place.index, block))
-        for prefetch in self._owners(arrived):
-            self._sam.restored(prefetch.operation.ref, restored, renew=False)
-        if self.pool is not None:
-            self.pool.give_back([i for i in job.block_ids if i != NO_BLOCK_ID])
+            if not job.cancelled and work.key not in job.failed:
+                arrived.append(work)
+        owners = self._owners(arrived)
+        if self.pool is not None and job.block_ids[0] != NO_BLOCK_ID:
+            restored = self._publish(self.pool, job, arrived, owners)
+            for prefetch in owners:
+                self._sam.restored(prefetch.operation.ref, restored, renew=False)
+            self.pool.give_back(job.block_ids)
+        self._tell(job, arrived, owners)
         self._settle(job, arrived)
+
+    def _publish(
+        self,
+        pool: GpuPool,
+        job: _Job,
+        arrived: Sequence[Transfer],
+        owners: Sequence[_Prefetch],
+    ) -> list[RestoredBlock]:
+        block_ids = dict(zip((work.key for work in job.works), job.block_ids, strict=True))
+        ref = owners[0].operation.ref if owners else None
+        restored = []
+        for work in arrived:
+            place = work.payload.place
+            assert place is not None
+            block = pool.publish(work.key, block_ids[work.key], place.end_tokens)
+            restored.append(RestoredBlock(place.group, place.index, block))
+            self.on_published(work.key, ref)
+        return restored
+
+    def _tell(self, job: _Job, arrived: Sequence[Transfer], owners: Sequence[_Prefetch]) -> None:
+        """Counters, and whoever listens."""
+        to_gpu = job.block_ids[0] != NO_BLOCK_ID
+        self._counters.add(Metric.PREFETCHED_BLOCKS, len(arrived), "gpu" if to_gpu else "host")
+        if not to_gpu:
+            return
+        ref = owners[0].operation.ref if owners else None
+        keys = [work.key for work in arrived]
+        remote = [key for key in keys if key in job.remote_keys]
+        self._manager.handle(BlocksLoaded(Tier.REMOTE, remote, ref))
+        host = [key for key in keys if key not in job.remote_keys]
+        self._manager.handle(BlocksLoaded(Tier.HOST, host, ref))
 
     def _settle(self, job: _Job, arrived: Sequence[Transfer]) -> None:
         for work in arrived:

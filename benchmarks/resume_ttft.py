@@ -3,12 +3,13 @@
 Three of vLLM's OpenAI servers run side by side on the real model: without the connector,
 with a host tier, and with Redis alone. Each repeat sends a new prompt of about 6,000 tokens
 to each of them, cold; again, as a GPU hit; and again after its GPU cache was emptied, so that
-it comes from the host tier or from Redis. One request at a time, all interleaved.
+it comes from the host tier or from Redis. On the server with Redis, the cache is emptied once
+more, a prefetch of the session asked for and waited for, and the prompt sent again. One request
+at a time, all interleaved.
 """
 
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import tempfile
@@ -17,15 +18,16 @@ from collections import defaultdict
 from pathlib import Path
 
 import aiohttp
-import redis
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, from anywhere
 
 from benchmarks import bare_redis
 from benchmarks.report import Options, Report
+from benchmarks.served import Server, random_prompt
+from spm.client import AsyncSpmClient
 from spm.demo.model import ensure_model
-from spm.demo.redis_process import DemoRedis, running_redis
-from spm.demo.server import SERVED_NAME, ConnectorSettings, ServerSpec, running_server
+from spm.demo.redis_process import running_redis
+from spm.demo.server import ConnectorSettings, ServerSpec, running_server
 
 _PROMPT_TOKENS = 6000
 _BLOCK_TOKENS = 128
@@ -33,9 +35,10 @@ _KV_BYTES_PER_TOKEN = 23_040
 """SmolLM2-135M in bf16: 30 layers, 3 KV heads of 64, K and V."""
 _POOL_BLOCKS = 110
 _MAX_MODEL_LEN = 8192
-_VOCABULARY = 40_000
 _HOST_BYTES = 3 << 30
-_SETTLE_TIMEOUT_S = 30.0
+_FULL_BLOCKS = (_PROMPT_TOKENS - 1) // _BLOCK_TOKENS
+_SESSION = "resume"
+_STORED = {"host": "spm:host_blocks", "redis": "spm:remote_known_blocks"}
 _WARM_SAMPLES = 3
 _REST_S = 0.4
 """Before each request: another server's compute threads still spin for a moment."""
@@ -43,90 +46,59 @@ _REST_S = 0.4
 Times = dict[str, list[float]]
 
 
-class Server:
-    """One running server and how to ask it."""
-
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
-        self._http = http
-        self._url = url
-
-    async def ttft(self, prompt: list[int]) -> float:
-        """Seconds from sending the request to the first token."""
-        body = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": 2, "temperature": 0}
-        body |= {"stream": True, "session_id": "resume"}
-        first: float | None = None
-        await asyncio.sleep(_REST_S)
-        started = time.perf_counter()
-        async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
-            response.raise_for_status()
-            async for line in response.content:
-                if first is None and line.startswith(b"data: {"):
-                    assert "choices" in json.loads(line[6:])
-                    first = time.perf_counter() - started
-        assert first is not None
-        return first
-
-    async def drop_gpu_cache(self) -> None:
-        """Empty the GPU pool's prefix cache; other tiers stay."""
-        give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
-        while time.monotonic() < give_up_s:
-            async with self._http.post(f"{self._url}/reset_prefix_cache") as response:
-                if (await response.json())["success"]:
-                    return
-            await asyncio.sleep(0.1)
-        raise TimeoutError("the prefix cache could not be reset")
-
-    async def metric(self, name: str, label: str = "") -> float:
-        """Sum of the samples of ``name`` that carry ``label``."""
-        async with self._http.get(f"{self._url}/metrics") as response:
-            lines = (await response.text()).splitlines()
-        wanted = [line for line in lines if line.startswith(name + "{") and label in line]
-        return sum(float(line.rpartition(" ")[2]) for line in wanted)
-
-    async def wait_for_host_blocks(self, count: int) -> None:
-        """Until the host tier holds so many blocks."""
-        give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
-        while await self.metric("spm:host_blocks") < count:
-            if time.monotonic() > give_up_s:
-                raise TimeoutError("blocks did not reach the host tier")
-            await asyncio.sleep(0.1)
-
-
 async def _repeat(
-    times: Times, number: int, prompt: list[int], servers: dict[str, Server], store: DemoRedis
+    times: Times, number: int, prompt: list[int], servers: dict[str, Server], spm: AsyncSpmClient
 ) -> None:
     """Everything once, with a prompt nobody has seen."""
     order = list(servers)
     random.Random(number).shuffle(order)  # no server is always the first
-    blocks = number * (_PROMPT_TOKENS // _BLOCK_TOKENS)
     for name in order:
         server = servers[name]
-        times[f"{name} cold"].append(await server.ttft(prompt))
-        if name == "host":
-            await server.wait_for_host_blocks(blocks)
-        if name == "redis":
-            await _wait_for_keys(store, blocks)
+        times[f"{name} cold"].append(await _ttft(server, prompt))
+        if name in _STORED:
+            await server.wait_for_metric(_STORED[name], number * _FULL_BLOCKS)
     for name in order:
         server = servers[name]
         for _ in range(_WARM_SAMPLES):
-            times[f"{name} gpu"].append(await server.ttft(prompt))
-            if name != "stock":  # there, a resume computes everything: the cold request again
+            times[f"{name} gpu"].append(await _ttft(server, prompt))
+            if name == "stock":  # there, a resume computes everything: the cold request again
+                continue
+            await server.drop_gpu_cache()
+            times[f"{name} resumed"].append(await _ttft(server, prompt))
+            if name == "redis":
                 await server.drop_gpu_cache()
-                times[f"{name} resumed"].append(await server.ttft(prompt))
+                times["redis prefetch"].append(await _prefetch(spm))
+                times["redis prefetched"].append(await _hit(server, prompt))
 
 
-async def _wait_for_keys(store: DemoRedis, count: int) -> None:
-    give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
-    with redis.Redis.from_url(store.url) as client:
-        while int(client.dbsize()) < count:
-            if time.monotonic() > give_up_s:
-                raise TimeoutError("blocks did not reach Redis")
-            await asyncio.sleep(0.1)
+async def _ttft(server: Server, prompt: list[int]) -> float:
+    await asyncio.sleep(_REST_S)
+    return await server.ttft(prompt, {"session_id": _SESSION})
+
+
+async def _prefetch(spm: AsyncSpmClient) -> float:
+    """Seconds until a prefetch of the whole session is seen to be done."""
+    await asyncio.sleep(_REST_S)
+    started = time.perf_counter()
+    asked = await spm.prefetch(_SESSION)
+    done = await spm.wait(asked.operation_id)
+    took_s = time.perf_counter() - started
+    assert done.status == "ok", done.raw
+    return took_s
+
+
+async def _hit(server: Server, prompt: list[int]) -> float:
+    """The same as :func:`_ttft`, of a request whose full blocks are all in the GPU pool."""
+    before = await server.sources()
+    seconds = await _ttft(server, prompt)
+    found = await server.settled_sources(before, len(prompt))
+    assert found.gpu == _FULL_BLOCKS * _BLOCK_TOKENS, f"not a GPU hit: {found}"
+    return seconds
 
 
 async def _check_sources(servers: dict[str, Server], repeats: int) -> dict[str, float]:
     """That the resumed prompts really came from where they should have."""
-    hit_tokens = _PROMPT_TOKENS // _BLOCK_TOKENS * _BLOCK_TOKENS
+    hit_tokens = _FULL_BLOCKS * _BLOCK_TOKENS
     loaded = {}
     for name, tier in (("host", "host"), ("redis", "remote")):
         tokens = await servers[name].metric("spm:loaded_tokens_total", f'tier="{tier}"')
@@ -159,25 +131,22 @@ async def _serve_and_measure(options: Options, repeats: int, report: Report) -> 
                 block_size=_BLOCK_TOKENS,
                 max_model_len=_MAX_MODEL_LEN,
                 dev_endpoints=True,
+                management=name == "redis",
             )
             url = await stack.enter_async_context(running_server(spec))
             servers[name] = Server(http, url)
-            await servers[name].ttft(_prompt(rng, 100))
+            await servers[name].ttft(random_prompt(rng, 100))
+        spm = await stack.enter_async_context(AsyncSpmClient(servers["redis"].url))
         for number in range(1, repeats + 1):
             print(f"  repeat {number} of {repeats}", flush=True)
-            prompt = _prompt(rng, _PROMPT_TOKENS)
-            await _repeat(times, number, prompt, servers, store)
+            prompt = random_prompt(rng, _PROMPT_TOKENS)
+            await _repeat(times, number, prompt, servers, spm)
         report.counts |= await _check_sources(servers, repeats)
-        values = _PROMPT_TOKENS // _BLOCK_TOKENS
         payload_bytes = _BLOCK_TOKENS * _KV_BYTES_PER_TOKEN
-        bare = bare_redis.measure(store.url, values, payload_bytes, 2 * repeats, options.seed)
+        bare = bare_redis.measure(store.url, _FULL_BLOCKS, payload_bytes, 2 * repeats, options.seed)
     report.add_ratio("store_over_bare_redis", bare.bare_put, bare.put)
     report.add_ratio("load_over_bare_redis", bare.bare_get, bare.get)
     return times
-
-
-def _prompt(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(100, _VOCABULARY) for _ in range(count)]
 
 
 def main() -> int:
@@ -186,6 +155,7 @@ def main() -> int:
     repeats = 3 if options.quick else 9
     report = Report("resume_ttft", options, repeats)
     times = asyncio.run(_serve_and_measure(options, repeats, report))
+    report.add_ratio("prefetch_over_gpu_hit", times["redis prefetched"], times["redis gpu"])
     report.add_ratio("redis_over_gpu_hit", times["redis resumed"], times["redis gpu"])
     report.add_ratio("host_over_gpu_hit", times["host resumed"], times["host gpu"])
     report.add_ratio("redis_over_stock_gpu_hit", times["redis resumed"], times["stock gpu"])

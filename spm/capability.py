@@ -28,6 +28,8 @@ class Capabilities:
     exact_ttl: bool = False
     manifests: bool = False
     events: bool = False
+    residency: bool = False
+    capacity: bool = False
 
     def to_wire(self) -> dict[str, bool]:
         """By name."""
@@ -43,15 +45,22 @@ class PoolingCapability(Protocol):
         """What is offered now."""
         ...
 
-    def register_cache(self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey]]) -> None:
+    def register_cache(
+        self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey | None]]
+    ) -> None:
         """A request of the session ended having computed these blocks, from index 0 on."""
         ...
 
-    def offload(self, ref: SessionRef, edit: Edit) -> Operation:
-        """Have the blocks stored; when that is confirmed, give the GPU's copies up."""
+    def refreshed(self, ref: SessionRef) -> None:
+        """The session is to be kept for another time than was said before."""
         ...
 
-    def prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
+    def offload(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
+        """Have the blocks stored; when that is confirmed, give the GPU's copies up.
+        ``operation_id``: of the management request, if it is part of one."""
+        ...
+
+    def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         """Bring the blocks nearer before the session resumes."""
         ...
 
@@ -86,13 +95,18 @@ class NoPooling:
 
     capabilities = Capabilities()
 
-    def register_cache(self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey]]) -> None:
+    def register_cache(
+        self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey | None]]
+    ) -> None:
         """Nobody needs to know."""
 
-    def offload(self, ref: SessionRef, edit: Edit) -> Operation:
+    def refreshed(self, ref: SessionRef) -> None:
+        """Nobody needs to know."""
+
+    def offload(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         return _unsupported(ref, edit)
 
-    def prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
+    def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         return _unsupported(ref, edit)
 
     def evict(self, ref: SessionRef, edit: Edit) -> Operation:

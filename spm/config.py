@@ -18,6 +18,7 @@ MAX_TTL_S = 3600
 """Longest retention a hint may ask for (vLLM RFC #52113)."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,64}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{0,64}")
 _SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]*)(:\d+)?(/[^#]*)?")
@@ -76,7 +77,7 @@ class SamConfig:
     )
     remote_operations: bool = field(
         default=True,
-        metadata={"doc": "accept `offload` and `prefetch` (they answer `unsupported` for now)"},
+        metadata={"doc": "accept `offload` and `prefetch`, let `evict` delete stored values"},
     )
     max_protected_share: float = _number(
         0.5, 0.0, 1.0, "share of the pool that hints may protect, all tenants together"
@@ -107,7 +108,7 @@ class KeepAliveConfig:
         "a value kept alive is touched about once in this time, or in a third of `remote.ttl_s`",
     )
     max_keys_per_s: int = _number(
-        20_000, 1, 10_000_000, "stored values touched or deleted in a second"
+        50_000, 1, 10_000_000, "stored values touched or deleted in a second"
     )
     delete_grace_s: int = _number(
         60,
@@ -191,10 +192,10 @@ class SpmConfig:
             raise ConfigError(
                 f"namespace={config.namespace!r}: 1 to 64 letters, digits, '_', '.' or '-'"
             )
-        if config.events_stream and not _NAMESPACE.fullmatch(config.events_stream):
+        if not _STREAM.fullmatch(config.events_stream):
             raise ConfigError(
-                f"events_stream={config.events_stream!r}: 1 to 64 letters, digits, '_', '.' or "
-                "'-', or empty"
+                f"events_stream={config.events_stream!r}: up to 64 letters, digits, '_', '.', ':' "
+                "or '-'"
             )
         if config.save_inflight_bytes > config.staging_bytes:
             raise ConfigError(

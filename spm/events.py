@@ -46,10 +46,11 @@ class SessionRefreshed:
 
 @dataclass(frozen=True, slots=True)
 class BlocksAssociated:
-    """A request of the session ended having computed these blocks, from index 0 on."""
+    """A request of the session ended having computed these blocks, from index 0 on; None where
+    there is nothing to come back to."""
 
     ref: SessionRef
-    keys: Mapping[GroupId, Sequence[BlockKey]]
+    keys: Mapping[GroupId, Sequence[BlockKey | None]]
 
 
 @dataclass(frozen=True, slots=True)

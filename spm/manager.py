@@ -97,7 +97,7 @@ class SessionAwarePoolingManager:
                 for one in self.tracker.subtree(ref) if tree else [ref]:
                     self._end(one)
             case SessionRecalled(ref, parent, blocks):
-                self._recall(ref, parent, blocks)
+                self._associate(ref, blocks, parent)
             case SessionEvicted(ref, span, scales):
                 self._evict(ref, span, scales)
             case BlocksLoaded() | EditAsked() | EditDone():
@@ -207,28 +207,11 @@ class SessionAwarePoolingManager:
                 self._announcer.opened(one)
         return outcome
 
-    def _associate(self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey]]) -> None:
-        self._open(ref)
-        self._keep(ref)
-        before = self._announcer.held(ref)
-        for group, blocks in keys.items():
-            self._note(self.tracker.associate(ref, group, 0, blocks))
-        for blocks in keys.values():
-            self._holds.held_again(blocks)
-        self._announcer.associated(ref, before)
-
-    def _end(self, ref: SessionRef) -> None:
-        """The application asked for it: what nobody else holds may be deleted."""
-        keys = self.tracker.keys_of(ref)
-        if self._close(ref):
-            self._announcer.freed(ref)
-        self._holds.given_up(keys)
-
-    def _recall(
+    def _associate(
         self,
         ref: SessionRef,
-        parent: SessionRef | None,
         blocks: Mapping[GroupId, Sequence[BlockKey | None]],
+        parent: SessionRef | None = None,
     ) -> None:
         self._open(ref, parent)
         self._keep(ref)
@@ -238,6 +221,13 @@ class SessionAwarePoolingManager:
                 self._note(self.tracker.associate(ref, group, start, run))
                 self._holds.held_again(run)
         self._announcer.associated(ref, before)
+
+    def _end(self, ref: SessionRef) -> None:
+        """The application asked for it: what nobody else holds may be deleted."""
+        keys = self.tracker.keys_of(ref)
+        if self._close(ref):
+            self._announcer.freed(ref)
+        self._holds.given_up(keys)
 
     def _evict(self, ref: SessionRef, span: BlockRange | None, scales: Sequence[int]) -> None:
         for index, scale in enumerate(scales):

@@ -173,6 +173,14 @@ class Metric(Enum):
     KEEP_ALIVE_BEHIND_SECONDS = MetricSpec(
         "spm:keep_alive_behind_seconds", "Seconds that keep-alive is late.", gauge=True
     )
+    REMOTE_USED_BYTES = MetricSpec(
+        "spm:remote_used_bytes", "Bytes in use in the remote store; 0: not known.", gauge=True
+    )
+    REMOTE_LIMIT_BYTES = MetricSpec(
+        "spm:remote_limit_bytes",
+        "Bytes from which on the remote store evicts or refuses; 0: no limit, or not known.",
+        gauge=True,
+    )
     REQUESTS = MetricSpec("spm:requests", "Requests with a record.", gauge=True)
     LOADS_IN_FLIGHT = MetricSpec("spm:loads_in_flight", "Loads in flight.", gauge=True)
 

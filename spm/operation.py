@@ -32,11 +32,15 @@ UNFINISHED = frozenset((Status.ACCEPTED, Status.DEFERRED))
 class Operation:
     """Handle of one offload, prefetch, eviction or release."""
 
-    __slots__ = ("_on_end", "blocks", "detail", "done_blocks", "edit", "ref", "status")
+    __slots__ = ("_on_end", "blocks", "detail", "done_blocks", "edit", "id", "ref", "status")
 
-    def __init__(self, ref: SessionRef, edit: Edit, blocks: int = 0) -> None:
+    def __init__(
+        self, ref: SessionRef, edit: Edit, blocks: int = 0, operation_id: str = ""
+    ) -> None:
         self.ref = ref
         self.edit = edit
+        self.id = operation_id
+        """Of the management request it is part of; empty: it came with a generation request."""
         self.status = Status.ACCEPTED
         self.blocks = blocks
         """Stored blocks it is about, all groups."""

@@ -1,18 +1,35 @@
-"""The README's settings are the real ones, and the configuration files shown there work."""
+"""What the README names exists, and what it shows works: settings, configuration files, routes,
+statuses, commands, client, metrics, files."""
 
+import ast
+import importlib
+import inspect
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from fastapi.routing import APIRoute
 
+from spm import cli, client
+from spm.agent_hint import parse_agent_hint
+from spm.cli import outcomes
+from spm.client.fields import Fields
+from spm.client.session_results import parse_session
 from spm.config import BreakerConfig, KeepAliveConfig, RemoteConfig, SamConfig, SpmConfig
+from spm.http.edit_request import parse_edit_request
+from spm.http.routes import router
+from spm.lifecycle import LifecycleKind
+from spm.metrics import Metric
+from spm.operation import Status
 
 _ROOT = Path(__file__).parent.parent
 _README = (_ROOT / "README.md").read_text()
+_SAMPLES = _ROOT / "deploy" / "samples"
 _NESTED: dict[object, Any] = {
     RemoteConfig | None: RemoteConfig,
     BreakerConfig: BreakerConfig,
@@ -68,3 +85,174 @@ def _accept(transfer_config: dict[str, Any]) -> None:
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
     }
+
+
+def test_all_samples_are_explained() -> None:
+    named = re.findall(r"^- `([^`]+)`", (_SAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert {*named, "README.md"} == {path.name for path in _SAMPLES.iterdir()}
+
+
+def _section(title: str) -> str:
+    """From a heading to the next one of any level."""
+    found = re.search(
+        rf"^#+ {re.escape(title)}$(.*?)(?=^#+ |\Z)", _README, re.DOTALL | re.MULTILINE
+    )
+    assert found, title
+    return found[1]
+
+
+def _blocks(language: str, text: str = _README) -> list[str]:
+    """Code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+# --- routes and what goes over them --------------------------------------------------------
+
+
+def test_the_routes_are_all_routes() -> None:
+    shown = re.findall(r"^\| `([A-Z]+) (/[^?`]*)[^`]*` \|", _README, re.MULTILINE)
+    served = {
+        (method, re.sub(r"\{[^}]+\}", "{id}", route.path))
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    assert set(shown) == served
+
+
+@pytest.mark.parametrize("block", _blocks("json"))
+def test_what_is_shown_as_json_is_what_is_meant(block: str) -> None:
+    shown = json.loads(block)
+    if "agent_hint" in shown:
+        assert parse_agent_hint(shown["agent_hint"]).cache_control
+    elif "edits" in shown:
+        assert parse_edit_request("agent", block.encode(), SamConfig()).hint
+    elif "residency" in shown:
+        _accept_session(shown)
+    else:
+        tokens = shown["kv_transfer_params"]["spm"]
+        parts = [f"{part}_tokens" for part in ("gpu", "host", "remote", "computed")]
+        assert tokens["prompt_tokens"] == sum(tokens[part] for part in parts)
+
+
+def _accept_session(shown: dict[str, Any]) -> None:
+    session = parse_session(Fields(shown, "session"))
+    residency = session.residency
+    assert residency
+    assert session.blocks == residency.ranges[-1].block_end
+    for tier in ("gpu", "host", "remote"):
+        there = [one for one in residency.ranges if tier in one.tiers]
+        assert shown["residency"][tier] == sum(r.block_end - r.block_start for r in there)
+        assert shown["residency"][f"{tier}_bytes"] == sum(r.size_bytes or 0 for r in there)
+
+
+def test_every_status_is_explained() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \|", _section("Offload, prefetch, evict"), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+        status.value for status in Status
+    )
+
+
+def test_every_kind_of_event_is_named() -> None:
+    kinds = re.search(r"Kinds are ([^;]+);", _section("Several engines, one Redis"))
+    assert kinds
+    assert re.findall(r"`(\w+)`", kinds[1]) == [kind.value for kind in LifecycleKind]
+
+
+# --- the client ----------------------------------------------------------------------------
+
+
+def _imports() -> Iterator[tuple[str, str]]:
+    for block in _blocks("python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize(("module", "name"), list(_imports()))
+def test_what_is_imported_exists(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_client_has_what_is_promised_of_it() -> None:
+    text = _section("Python client")
+    calls = re.findall(r"`(\w+)\(([^)`]*)\)`", text.partition("Methods:")[2])
+    assert len(calls) > 10
+    for kind in (client.AsyncSpmClient, client.SpmClient):
+        for name, parameters in calls:
+            takes = inspect.signature(getattr(kind, name)).parameters
+            assert set(filter(None, parameters.split(", "))) <= takes.keys(), name
+    errors = set(re.findall(r"`(\w+Error)`", text))
+    promised = {name for name in client.__all__ if name.endswith("Error")}
+    assert errors == promised - {"ClientClosedError"}
+
+
+# --- the command line ----------------------------------------------------------------------
+
+
+def _commands() -> list[list[str]]:
+    (block,) = _blocks("", _section("Command line"))
+    return [shlex.split(line, comments=True) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("argv", _commands(), ids=" ".join)
+def test_commands_are_understood(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPM_URL", "http://127.0.0.1:1")  # nobody is there
+    assert cli.main(argv[1:]) == outcomes.EXIT_ERROR
+
+
+def test_all_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    offered = set(re.findall(r"^ {4}([a-z]+) ", capsys.readouterr().out, re.MULTILINE))
+    assert offered - {argv[1] for argv in _commands()} == {"demo", "version"}
+
+
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z-]+", _section("Command line")))))
+def test_options_exist(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    offered = ""
+    for argv in _commands():
+        with pytest.raises(SystemExit):
+            cli.main([argv[1], "--help"])
+        offered += capsys.readouterr().out
+    assert re.search(rf"{option}\b", offered)
+
+
+def test_the_exit_codes_are_the_real_ones() -> None:
+    found = re.search(r"^Exit codes: (.*?)\n\n", _section("Command line"), re.DOTALL | re.MULTILINE)
+    assert found
+    shown = {int(code) for code in re.findall(r"(?:^|; )(\d+)", " ".join(found[1].split()))}
+    real = {value for name, value in vars(outcomes).items() if name.startswith("EXIT_")}
+    assert shown == real - {outcomes.EXIT_USAGE_HELP}
+
+
+# --- metrics and files ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"), sorted(set(re.findall(r"`(spm:\w+)\{?([^`}]*)\}?`", _README)))
+)
+def test_metrics_exist(name: str, labels: str) -> None:
+    specs = {m.spec.name + ("" if m.spec.gauge else "_total"): m.spec for m in Metric}
+    spec, (label, _, value) = specs[name], labels.partition("=")
+    assert label in (spec.label, "")
+    assert not value or value.strip('"') in spec.values
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        {
+            *re.findall(r"\]\((?!https?:|#)([^)]+)\)", _README),
+            *re.findall(r"python ([\w/]+\.py)", _README),
+        }
+    ),
+)
+def test_files_exist(path: str) -> None:
+    assert (_ROOT / path).exists()
+
+
+def test_links_lead_to_headings() -> None:
+    headings = re.findall(r"^#+ (.+)$", _README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", _README)) <= anchors

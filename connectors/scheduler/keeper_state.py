@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from connectors.scheduler.keeper_news import Answer, DocumentRead, KeysChecked, NewsDesk
 from connectors.scheduler.keeper_queues import KeeperQueues, KeyCheck, Question
+from connectors.stores.base import StoreCapacity
 from spm.keepalive import KeepAliveRing
 from spm.keys import KeySpace
 from spm.metrics import Counters, Metric
@@ -26,6 +27,10 @@ class KeeperState:
     """How keys are named; None: nobody knows yet."""
     generation: int = 0
     """Grows with every new key space: what was asked under an older one is void."""
+    capacity: StoreCapacity | None = None
+    """How full the store last said it is; None: it does not say, or was not asked yet."""
+    capacity_due_s: float = math.inf
+    """When to ask that next."""
     closed: bool = False
     waiting: bool = False
     """The worker has looked at all this and found nothing that it may do now."""

@@ -31,8 +31,9 @@ _Job = Callable[[], None]
 
 
 class KeeperWorker:
-    """Strict order: checks and reads, documents and events, keep-alive, deletes. The lock is
-    held to take work and to report, never while the store is asked."""
+    """Strict order: checks and reads, documents and events, keep-alive, deletes, and how full
+    the store is. The lock is held to take work and to report, never while the store is asked.
+    """
 
     def __init__(
         self,
@@ -102,9 +103,25 @@ class KeeperWorker:
             return None
         if state.queues.has_writes:
             return self._write_job()
+        return self._key_job(now_s) or self._capacity_job(now_s)
+
+    def _background_due_s(self, now_s: float) -> float:
+        state = self._state
+        if state.queues.has_writes:
+            return now_s
+        keys_due_s = now_s if state.queues.has_deletes else state.ring.next_due_s(now_s)
+        paced_s = max(keys_due_s, state.pace.ready_s)
+        # Nobody looks how full the store is while keys wait for their turn.
+        return paced_s if keys_due_s <= now_s else min(paced_s, state.capacity_due_s)
+
+    def _key_job(self, now_s: float) -> _Job | None:
+        state = self._state
+        due = state.ring.next_due_s(now_s) <= now_s
+        if not due and not state.queues.has_deletes:
+            return None
         assert state.space is not None, "keys are taken only when they have names"
         # An empty batch (all had expired) reports nothing to the breaker, which copes.
-        if state.ring.next_due_s(now_s) <= now_s:
+        if due:
             batch = state.ring.take(now_s, self._batch)
             state.pace.spend(len(batch) * self._calls.ranks, now_s)
             return partial(self._keep_alive, batch, state.space, state.generation)
@@ -112,12 +129,9 @@ class KeeperWorker:
         state.pace.spend(len(wanted) * self._calls.ranks, now_s)
         return partial(self._delete, wanted, state.space)
 
-    def _background_due_s(self, now_s: float) -> float:
-        state = self._state
-        if state.queues.has_writes:
-            return now_s
-        due_s = now_s if state.queues.has_deletes else state.ring.next_due_s(now_s)
-        return max(due_s, state.pace.ready_s)
+    def _capacity_job(self, now_s: float) -> _Job:
+        self._state.capacity_due_s = now_s + self._state.ring.interval_s
+        return self._look_how_full
 
     def _write_job(self) -> _Job:
         document = self._state.queues.next_document()
@@ -218,6 +232,14 @@ class KeeperWorker:
         append = partial(self._store.append_stream, self._stream, events, self._stream_length)
         appended = self._call(append, self._clock() + self._deadline_s) or 0
         self._state.count_dropped("event", len(events) - appended)
+
+    def _look_how_full(self) -> None:
+        """Without an answer, what was said before holds."""
+        deadline_s = self._clock() + self._deadline_s
+        said = self._call(lambda end_s: (self._store.capacity(end_s),), deadline_s)
+        if said is not None:
+            with self._state.condition:
+                (self._state.capacity,) = said
 
     def _call(self, ask: Callable[[float], _T], deadline_s: float) -> _T | None:
         """The store's answer by then, None if it failed; the breaker hears about it. One that

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from connectors.groups import CacheGeometry
+from connectors.groups import CacheGeometry, GroupGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
 from connectors.scheduler.gpu_pool import GpuPool
@@ -249,16 +249,21 @@ class PoolingHalf:
         if record.session is None:
             return None
         if record.job_id is None:
-            computed = request.num_computed_tokens
-            keys = {
-                group.group: self._geometry.keys_of(
-                    request, group, 0, computed // group.block_tokens
-                )
-                for group in self._geometry.groups
-            }
+            keys = {group.group: self._chain(record, group) for group in self._geometry.groups}
             salted = request.lora_request is not None
             self.sessions.register_cache(record.session, keys, salted=salted)
         return _outcome(record)
+
+    def _chain(self, record: RequestRecord, group: GroupGeometry) -> list[BlockKey | None]:
+        """What a session can resume from: of a sliding window only what vLLM has published,
+        which by default is what a hit at the end of the prompt needs."""
+        stop = record.request.num_computed_tokens // group.block_tokens
+        keys = self._geometry.keys_of(record.request, group, 0, stop)
+        if group.window_tokens is None:
+            return [*keys]
+        known = record.published.get(group.group, set())
+        length = max(known, default=-1) + 1
+        return [key if index in known else None for index, key in enumerate(keys[:length])]
 
     def is_loading(self, request_id: str) -> bool:
         """Whether a load is still writing into the request's blocks."""
@@ -409,6 +414,8 @@ class PoolingHalf:
         """Of the whole engine, for the operation ``status``."""
         remote, keeper, residency = self._config.remote, self._keeper, self.manager.residency
         host = {"blocks": residency.num_host_keys, "capacity_bytes": self._config.host_bytes}
+        kept = keeper.status() if keeper is not None else {}
+        fullness = {name: kept.pop(name, None) for name in ("used_bytes", "limit_bytes")}
         return {
             "tiers": {
                 "gpu": self.sessions.gpu_status(),
@@ -420,11 +427,12 @@ class PoolingHalf:
                     "url": remote.redacted_url,
                     "breaker": keeper.breaker_state.value,
                     "known_blocks": residency.num_remote_keys,
+                    **fullness,
                 },
             },
             "capabilities": self.sessions.capabilities.to_wire(),
             "queues": self.queue.status(),
-            "keep_alive": keeper.status() if keeper is not None else None,
+            "keep_alive": kept or None,
             "speeds": {f"{tier.value}_bytes_per_s": self.speeds.bytes_per_s(tier) for tier in Tier},
             "operations": self.sessions.num_operations,
         }

@@ -46,6 +46,8 @@ class _Prefetch:
     handed_out: bool = False
     why: Status = Status.NOT_FOUND
     """What it ends as if nothing at all arrives."""
+    diverted: bool = False
+    """Some of it went, or would have to go, where it was not asked for."""
     detail: str = ""
 
 
@@ -151,15 +153,23 @@ class Prefetcher:
         prefetch.room = min(prefetch.room, len(missing))
         self._prefetches[operation] = prefetch
         rows = [(one, False) for one in missing[: prefetch.room]]
-        if self._config.host_bytes:
-            rows += [(one, True) for one in to_host if not self._is_there(one.key, False)]
-        if len(rows) < len(missing):
+        if to_host and operation.edit.target is PrefetchTarget.GPU:
+            prefetch.diverted = True
+            prefetch.why = Status.REJECTED
             prefetch.detail = "the GPU pool has no room for all of it"
+        if self._config.host_bytes:
+            there = [self._is_there(one.key, False) for one in to_host]
+            operation.done_blocks += sum(there)
+            rows += [(one, True) for one, kept in zip(to_host, there, strict=True) if not kept]
         for one, host_only in rows:
-            if self._available(one.key, host_only) and self._offer(prefetch, one, host_only):
-                prefetch.left.add(one.key)
-                continue
-            break
+            if not self._available(one.key, host_only):
+                break
+            if not self._offer(prefetch, one, host_only):
+                self._queue.cancel(operation)
+                del self._prefetches[operation]
+                operation.end(Status.REJECTED, "too many blocks wait: try again later")
+                return
+            prefetch.left.add(one.key)
         self._finish_if_through(prefetch)
 
     def _available(self, key: BlockKey, host_only: bool) -> bool:
@@ -175,9 +185,6 @@ class Prefetcher:
         offer = self._queue.offer(
             WorkClass.PREFETCH, one.key, payload, prefetch.operation, PATIENCE_S
         )
-        if offer is Offer.REJECTED:
-            prefetch.why = Status.REJECTED
-            prefetch.detail = "too many blocks wait to be prefetched: try again later"
         return offer is not Offer.REJECTED
 
     # --- a step ------------------------------------------------------------------------
@@ -227,6 +234,7 @@ class Prefetcher:
             return
         if pressed or (self._filling and self.pool.num_free < self._reserve // 2):
             for prefetch in list(self._prefetches.values()):
+                prefetch.why = Status.REJECTED
                 self._give_up(prefetch, "given up: inference needs the room")
             self._cancel_jobs(job for job in self._jobs.values() if job.block_ids[0] != NO_BLOCK_ID)
 
@@ -320,6 +328,7 @@ class Prefetcher:
         """The session is back: what is still waiting is for its request to load, which goes
         before everything else."""
         for prefetch in self._of(ref):
+            prefetch.why = Status.PARTIAL
             self._give_up(prefetch, "a request of the session came first and loads the rest")
 
     def release(self, ref: SessionRef) -> None:
@@ -398,9 +407,9 @@ class Prefetcher:
             return
         operation = prefetch.operation
         del self._prefetches[operation]
-        if operation.done_blocks >= operation.blocks:
+        if operation.done_blocks >= operation.blocks and not prefetch.diverted:
             operation.end(Status.OK)
-        elif operation.done_blocks and prefetch.why is not Status.REJECTED:
+        elif operation.done_blocks:
             operation.end(Status.PARTIAL, prefetch.detail or "the rest is not stored")
         else:
             operation.end(prefetch.why, prefetch.detail or "none of it is stored")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from connectors.scheduler.hit_planner import Hit
 from spm.residency import Tier
-from tracker.ids import BlockKey, SessionRef
+from tracker.ids import BlockKey, GroupId, SessionRef
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -27,6 +27,8 @@ class RequestRecord:
     session: SessionRef | None
     considered_blocks: list[int]
     """By group: blocks below this index need no more thought about saving."""
+    published: dict[GroupId, set[int]] = field(default_factory=dict)
+    """Of groups with a sliding window: indexes of the blocks that vLLM has published."""
     lookup: PendingLookup | None = None
     lookup_done: bool = False
     """The remote store was asked once (or did not answer in time) for this request."""

@@ -72,6 +72,8 @@ class SavePlanner:
                 # vLLM publishes in order and, in a sliding window, not every block: what
                 # lies before a published block is published now or never.
                 record.considered_blocks[position] = index + 1
+                if group.window_tokens is not None:
+                    record.published.setdefault(group.group, set()).add(index)
                 self._enqueue(key, owned[index], name)
 
     def _enqueue(self, key: BlockKey, block: "KVCacheBlock", published: bytes) -> None:

@@ -95,6 +95,8 @@ class SessionPooling:
             exact_ttl=store is not None and store.exact_ttl,
             manifests=self._manifests is not None,
             events=bool(self._config.events_stream) and store is not None and store.streams,
+            residency=store is not None and store.residency,
+            capacity=store is not None and store.capacity,
         )
 
     @property
@@ -102,26 +104,34 @@ class SessionPooling:
         return self._config.host_bytes > 0 and self._config.remote is not None
 
     def register_cache(
-        self, ref: SessionRef, keys: Mapping[GroupId, Sequence[BlockKey]], *, salted: bool = False
+        self,
+        ref: SessionRef,
+        keys: Mapping[GroupId, Sequence[BlockKey | None]],
+        *,
+        salted: bool = False,
     ) -> None:
         """``salted``: an adapter's weights are part of the names."""
         self._manager.handle(events.BlocksAssociated(ref, keys))
-        if salted and self._manager.tracker.idle_since_s(ref) is not None:
-            self._salted[ref] = None
+        if salted and self._is_known(ref):
+            self._salted[ref] = None  # its names say nothing to an engine that did not see it
         else:
             self._salted.pop(ref, None)
-        if self._manifests is not None:
+            self.refreshed(ref)
+
+    def refreshed(self, ref: SessionRef) -> None:
+        if self._manifests is not None and ref not in self._salted:
             self._manifests.note_changed(ref)
 
-    def offload(self, ref: SessionRef, edit: Edit) -> Operation:
+    def offload(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         refusal = self._refusal(ref, edit)
         if refusal is not None:
             return refusal
         if not self._is_known(ref):
             return ended(ref, edit, Status.NOT_FOUND, "no such session on this engine")
-        return self._begun(self._offloader.start(ref, edit, self._blocks.to_keep(ref, edit.blocks)))
+        blocks = self._blocks.to_keep(ref, edit.blocks)
+        return self._begun(self._offloader.start(ref, edit, blocks), operation_id)
 
-    def prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
+    def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         refusal = self._refusal(ref, edit)
         if refusal is not None:
             return refusal
@@ -133,8 +143,8 @@ class SessionPooling:
             detail = "vLLM's pool cannot be filled ahead, and there is no host tier to fill"
             return ended(ref, edit, Status.UNSUPPORTED, detail)
         if not self._is_known(ref):
-            return self._prefetch_recalled(ref, edit)
-        return self._begun(self._start_prefetch(ref, edit))
+            return self._prefetch_recalled(ref, edit, operation_id)
+        return self._begun(self._start_prefetch(ref, edit), operation_id)
 
     def _start_prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
         blocks = self._blocks.to_resume(ref, edit.blocks)
@@ -147,7 +157,7 @@ class SessionPooling:
             edit = Edit(edit.type, edit.blocks, PrefetchTarget.HOST)
         return self._prefetcher.start(ref, edit, blocks)
 
-    def _prefetch_recalled(self, ref: SessionRef, edit: Edit) -> Operation:
+    def _prefetch_recalled(self, ref: SessionRef, edit: Edit, operation_id: str) -> Operation:
         """A session of another engine: its manifest first."""
         operation = Operation(ref, edit)
 
@@ -165,7 +175,7 @@ class SessionPooling:
         if self._manifests is None or not self._manifests.read(ref, found):
             return operation.end(Status.NOT_FOUND, "no such session on this engine")
         self._recalling[operation] = None
-        return self._begun(operation)
+        return self._begun(operation, operation_id)
 
     def evict(self, ref: SessionRef, edit: Edit) -> Operation:
         if edit.blocks is None:
@@ -174,8 +184,11 @@ class SessionPooling:
         self._manager.handle(events.SessionEvicted(ref, edit.blocks, self._scales))
         operation = Operation(ref, edit, before - len(self._manager.tracker.keys_of(ref)))
         operation.done_blocks = operation.blocks
-        if self._manifests is not None and self._is_known(ref):
-            self._manifests.note_changed(ref)
+        if self._manifests is not None and operation.blocks:
+            if self._manager.tracker.keys_of(ref):
+                self.refreshed(ref)
+            else:
+                self._manifests.forget(ref)
         return operation.end(Status.OK if operation.blocks else Status.NOT_FOUND)
 
     def release(self, ref: SessionRef) -> None:
@@ -203,10 +216,11 @@ class SessionPooling:
             return ended(ref, edit, Status.REJECTED, _TOO_MANY)
         return None
 
-    def _begun(self, operation: Operation) -> Operation:
+    def _begun(self, operation: Operation, operation_id: str) -> Operation:
         """Count it until it ends, and say so."""
-        edit, ref = operation.edit, operation.ref
-        self._manager.handle(events.EditAsked(ref, edit.type, blocks=operation.blocks))
+        operation.id = operation_id
+        edit, ref, blocks = operation.edit, operation.ref, operation.blocks
+        self._manager.handle(events.EditAsked(ref, edit.type, operation_id, blocks))
         self._operations[operation] = None
         operation.when_done(self._note_end)
         return operation
@@ -214,7 +228,11 @@ class SessionPooling:
     def _note_end(self, operation: Operation) -> None:
         self._operations.pop(operation, None)
         done = events.EditDone(
-            operation.ref, operation.edit.type, operation.status, blocks=operation.done_blocks
+            operation.ref,
+            operation.edit.type,
+            operation.status,
+            operation.id,
+            operation.done_blocks,
         )
         self._manager.handle(done)
 
@@ -294,7 +312,7 @@ class SessionPooling:
     def in_progress(self, ref: SessionRef) -> list[dict[str, Any]]:
         """Operations of a session that go on."""
         return [
-            {"type": one.edit.type.value, "status": one.status.value}
+            {"id": one.id, "type": one.edit.type.value, "status": one.status.value}
             for one in self._operations
             if one.ref == ref
         ]

@@ -27,6 +27,13 @@ from spm.metrics import Counters, Metric, metric_key
 from spm.pace import Pace
 from tracker.ids import BlockKey
 
+_GAUGES = {
+    "keys": metric_key(Metric.KEEP_ALIVE_HELD),
+    "behind_s": metric_key(Metric.KEEP_ALIVE_BEHIND_SECONDS),
+    "used_bytes": metric_key(Metric.REMOTE_USED_BYTES),
+    "limit_bytes": metric_key(Metric.REMOTE_LIMIT_BYTES),
+}
+
 __all__ = ["DocumentRead", "KeysChecked", "KeysGone", "KeysSeen", "News", "StoreKeeper"]
 
 
@@ -66,6 +73,7 @@ class StoreKeeper:
             desk=NewsDesk(config.max_keys),
             pace=Pace(keep.max_keys_per_s),
             counters=counters,
+            capacity_due_s=clock() if self._can.capacity else math.inf,
         )
         worker = KeeperWorker(self._state, store, self._calls, breaker, config, on_news, clock)
         self._thread = threading.Thread(target=worker.run, name="spm-store-keeper", daemon=True)
@@ -173,25 +181,25 @@ class StoreKeeper:
         with self._state.condition:
             return self._state.desk.take()
 
-    def status(self) -> dict[str, float]:
-        """Keys held, the interval, how late it is, and values touched or deleted a second."""
+    def status(self) -> dict[str, float | None]:
+        """Keys held, the interval, how late it is, and values touched or deleted a second; how
+        full the store said it was, about an interval ago (None: not known, or no limit)."""
         state = self._state
         with state.condition:
-            now_s = self._clock()
+            now_s, capacity = self._clock(), state.capacity
             return {
                 "keys": len(state.ring),
                 "interval_s": state.ring.interval_s,
                 "behind_s": state.ring.behind_s(now_s),
                 "keys_per_s": state.pace.measured_per_s(now_s),
+                "used_bytes": capacity.used_bytes if capacity is not None else None,
+                "limit_bytes": capacity.limit_bytes if capacity is not None else None,
             }
 
     def gauges(self) -> dict[str, float]:
-        """Current sizes, by metric key."""
+        """Current sizes, by metric key; 0 for what is not known."""
         status = self.status()
-        return {
-            metric_key(Metric.KEEP_ALIVE_HELD): status["keys"],
-            metric_key(Metric.KEEP_ALIVE_BEHIND_SECONDS): status["behind_s"],
-        }
+        return {key: status[name] or 0 for name, key in _GAUGES.items()}
 
     # --- the rest -------------------------------------------------------------------------
 

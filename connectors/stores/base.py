@@ -18,7 +18,15 @@ from spm.residency import Tier
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
 """No store keeps a larger document."""
 
-__all__ = ["MAX_DOCUMENT_BYTES", "KVStore", "ReadRequest", "StoreCapabilities", "StoreKey", "Tier"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "KVStore",
+    "ReadRequest",
+    "StoreCapabilities",
+    "StoreCapacity",
+    "StoreKey",
+    "Tier",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,19 @@ class StoreCapabilities:
     """Keeps small opaque values, of any size up to :data:`MAX_DOCUMENT_BYTES`, with a lifetime."""
     streams: bool = False
     """Keeps append-only logs of bounded length."""
+    residency: bool = True
+    """``contains_many`` knows what is there."""
+    capacity: bool = False
+    """Says how full it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapacity:
+    """How full a store is, whoever filled it."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    """From here on it evicts or refuses; None: it has no limit of its own."""
 
 
 class KVStore(ABC):
@@ -121,6 +142,10 @@ class KVStore(ABC):
         Returns how many were acknowledged; raises ``StoreError`` if none was because the
         store failed."""
         return 0
+
+    def capacity(self, deadline_s: float) -> StoreCapacity | None:
+        """How full the store is now; None if it does not say. Raises ``StoreError``."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -5,13 +5,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
+from connectors.stores.base import (
+    KVStore,
+    ReadRequest,
+    StoreCapabilities,
+    StoreCapacity,
+    StoreKey,
+)
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.documents import DocumentShelf
 from spm.errors import IntegrityError
 
 _CAPABILITIES = StoreCapabilities(
-    remote=False, delete=True, touch=True, exact_ttl=False, documents=True
+    remote=False, delete=True, touch=True, exact_ttl=False, documents=True, capacity=True
 )
 
 
@@ -103,6 +109,9 @@ class MemoryStore(KVStore):
     def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float = 0.0) -> bytes | None:
         with self._lock:
             return self._documents.get(key, max_bytes)
+
+    def capacity(self, deadline_s: float = 0.0) -> StoreCapacity:
+        return StoreCapacity(self._bytes, self._capacity_bytes)
 
     def close(self) -> None:
         """Give every reference back; later writes are refused. Nothing is reported."""

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis.backoff import NoBackoff
@@ -51,21 +51,19 @@ class ClusterServers:
 
     def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
         """Nodes with the positions of their keys. Raises StoreError if no node answers."""
-        if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            raise StoreTimeoutError(f"{self._place}: the topology was not known in time")
-        try:
-            cluster = self._current_topology(deadline_s)
-            positions: dict[str, list[int]] = {}
+        with self._topology(deadline_s) as cluster:
+            positions: dict[Connections, list[int]] = {}
             for position, key in enumerate(keys):
                 with suppress(SlotNotCoveredError):
                     node = cluster.get_node_from_key(key)  # type: ignore[no-untyped-call]
-                    if node.name not in self._nodes:
-                        place = {"host": node.host, "port": node.port}
-                        self._nodes[node.name] = self._connect_to(node.name, place)
-                    positions.setdefault(node.name, []).append(position)
-            return [(self._nodes[name], held) for name, held in positions.items()]
-        finally:
-            self._lock.release()
+                    positions.setdefault(self._connections_of(node), []).append(position)
+            return [*positions.items()]
+
+    def everyone(self, deadline_s: float) -> list[Connections]:
+        """All primaries. Raises StoreError if no node answers."""
+        with self._topology(deadline_s) as cluster:
+            primaries = cluster.get_primaries()  # type: ignore[no-untyped-call]
+            return [self._connections_of(node) for node in primaries]
 
     def suspect(self) -> None:
         """Read the topology again before the next call. Any thread."""
@@ -79,6 +77,23 @@ class ClusterServers:
                 connections.close()
             if self._cluster is not None:
                 self._cluster.close()
+
+    @contextmanager
+    def _topology(self, deadline_s: float) -> Iterator[RedisCluster]:
+        """The cluster client, with the lock held."""
+        if not self._lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise StoreTimeoutError(f"{self._place}: the topology was not known in time")
+        try:
+            yield self._current_topology(deadline_s)
+        finally:
+            self._lock.release()
+
+    def _connections_of(self, node: ClusterNode) -> Connections:
+        """Made when a node is first asked; lock held."""
+        if node.name not in self._nodes:
+            place = {"host": node.host, "port": node.port}
+            self._nodes[node.name] = self._connect_to(node.name, place)
+        return self._nodes[node.name]
 
     def _current_topology(self, deadline_s: float) -> RedisCluster:
         """The cluster client, read anew if it is suspected; lock held."""

@@ -161,6 +161,9 @@ class Servers(Protocol):
 
     def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]: ...
 
+    def everyone(self, deadline_s: float) -> list[Connections]:
+        """The servers that together hold all keys."""
+
     def suspect(self) -> None:
         """A server failed or redirected: the routes may have changed."""
 
@@ -175,6 +178,9 @@ class SingleServer:
 
     def route(self, keys: Sequence[StoreKey], deadline_s: float) -> list[Route]:
         return [(self._connections, range(len(keys)))]
+
+    def everyone(self, deadline_s: float) -> list[Connections]:
+        return [self._connections]
 
     def suspect(self) -> None:
         """Nothing to look up again."""

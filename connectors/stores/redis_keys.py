@@ -1,6 +1,6 @@
 """What a Redis server is asked about keys: existence, lifetimes, documents, logs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redis.exceptions import (
     ClusterDownError,
@@ -9,13 +9,26 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from connectors.stores.base import MAX_DOCUMENT_BYTES, KVStore, StoreCapabilities, StoreKey
-from connectors.stores.redis_connections import Servers
+from connectors.stores.base import (
+    MAX_DOCUMENT_BYTES,
+    KVStore,
+    StoreCapabilities,
+    StoreCapacity,
+    StoreKey,
+)
+from connectors.stores.redis_connections import Route, Servers
+from connectors.stores.redis_memory import MAX_INFO_BYTES, capacity_in, total_capacity
 from connectors.stores.redis_parser import Bulk, SinkParser
 from spm.errors import StoreError, StoreUnavailableError
 
 _CAPABILITIES = StoreCapabilities(
-    remote=True, delete=True, touch=True, exact_ttl=True, documents=True, streams=True
+    remote=True,
+    delete=True,
+    touch=True,
+    exact_ttl=True,
+    documents=True,
+    streams=True,
+    capacity=True,
 )
 _UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
 
@@ -87,24 +100,17 @@ class RedisKeys(KVStore):
         return reply == b"OK"
 
     def get_document(self, key: StoreKey, max_bytes: int, deadline_s: float) -> bytes | None:
-        content = bytearray()
-        reply: object = None
-
-        def place(length: int) -> memoryview | None:
-            if length > max_bytes:
-                return None
-            content.extend(bytes(length))
-            return memoryview(content)
+        content: object = None
 
         def work(parser: SinkParser, _: Sequence[int]) -> None:
-            nonlocal reply
+            nonlocal content
             parser.send([command(b"GET", 1) + bulk(key.encode())])
-            reply = self._checked(parser.read(place))
+            content = self._checked(_read_at_most(parser, max_bytes))
 
         failure = self._visit([key], deadline_s, work)
         if failure is not None:
             raise failure
-        return bytes(content) if reply is Bulk.LANDED else None
+        return content if isinstance(content, bytes) else None
 
     def append_stream(
         self, key: StoreKey, entries: Sequence[bytes], max_length: int, deadline_s: float
@@ -120,6 +126,27 @@ class RedisKeys(KVStore):
         )
         return sum(isinstance(reply, bytes) for reply in replies)
 
+    def capacity(self, deadline_s: float) -> StoreCapacity | None:
+        """Memory of all servers that tell it, other users' values included. A server that does
+        not let itself be asked is one that does not say."""
+        said: list[StoreCapacity] = []
+        answered = 0
+
+        def work(parser: SinkParser, _: Sequence[int]) -> None:
+            nonlocal answered
+            parser.send([command(b"INFO", 1) + bulk(b"memory")])
+            info = _read_at_most(parser, MAX_INFO_BYTES)
+            answered += 1
+            told = capacity_in(info) if isinstance(info, bytes) else None
+            if told is not None:
+                said.append(told)
+
+        servers = self._servers.everyone(deadline_s)
+        failure = self._visit_each([(server, ()) for server in servers], deadline_s, work)
+        if failure is not None and not answered:
+            raise failure
+        return total_capacity(said)
+
     def close(self) -> None:
         self._servers.close()
 
@@ -133,8 +160,17 @@ class RedisKeys(KVStore):
         work: Callable[[SinkParser, Sequence[int]], None],
     ) -> StoreError | None:
         """Do ``work`` with each server that holds some of ``keys``; the last failure."""
+        routes = self._servers.route(keys, deadline_s) if keys else ()
+        return self._visit_each(routes, deadline_s, work)
+
+    def _visit_each(
+        self,
+        routes: Iterable[Route],
+        deadline_s: float,
+        work: Callable[[SinkParser, Sequence[int]], None],
+    ) -> StoreError | None:
         failure: StoreError | None = None
-        for connections, positions in self._servers.route(keys, deadline_s) if keys else ():
+        for connections, positions in routes:
             try:
                 with connections.lend(deadline_s) as parser:
                     work(parser, positions)
@@ -177,6 +213,22 @@ class RedisKeys(KVStore):
             if isinstance(reply, _UNUSABLE_SERVER):
                 raise StoreUnavailableError(f"{self._place}: {reply}") from reply
         return reply
+
+
+def _read_at_most(parser: SinkParser, max_bytes: int) -> object:
+    """One bulk reply; None if there is no such value or it is longer, an error as it is."""
+    content = bytearray()
+
+    def place(length: int) -> memoryview | None:
+        if length > max_bytes:
+            return None
+        content.extend(bytes(length))
+        return memoryview(content)
+
+    reply = parser.read(place)
+    if reply is Bulk.LANDED:
+        return bytes(content)
+    return None if reply is Bulk.SKIPPED else reply
 
 
 def bulk(data: bytes) -> bytes:

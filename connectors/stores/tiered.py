@@ -5,7 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey, Tier
+from connectors.stores.base import (
+    KVStore,
+    ReadRequest,
+    StoreCapabilities,
+    StoreCapacity,
+    StoreKey,
+    Tier,
+)
 from connectors.stores.buffers import Buffer
 from connectors.stores.memory import MemoryStore
 from spm.breaker import CircuitBreaker
@@ -49,7 +56,9 @@ class TieredStore(KVStore):
         """The remote's, or the host's if there is no remote."""
         store = self._remote or self._host
         if store is None:
-            return StoreCapabilities(remote=False, delete=False, touch=False, exact_ttl=False)
+            return StoreCapabilities(
+                remote=False, delete=False, touch=False, exact_ttl=False, residency=False
+            )
         return store.capabilities
 
     @property
@@ -179,6 +188,12 @@ class TieredStore(KVStore):
             0,
             lambda remote: remote.append_stream(key, entries, max_length, deadline_s),
         )
+
+    def capacity(self, deadline_s: float) -> StoreCapacity | None:
+        """The remote's, or the host tier's if there is no remote."""
+        if self._remote is None:
+            return self._host.capacity() if self._host is not None else None
+        return self._ask([self._remote], None, lambda remote: remote.capacity(deadline_s))
 
     def close(self) -> None:
         for store in (self._host, self._remote):

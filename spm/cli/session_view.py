@@ -36,7 +36,7 @@ def _facts(session: Session) -> Iterator[str]:
         "retention": f"{session.retention_class}, {duration(session.ttl_left_s)} left",
         "requests": f"{count(session.active_requests)} active, idle {duration(session.idle_s)}",
         "blocks": count(session.blocks),
-        "auto": f"{auto.decision}: {auto.reason}" if auto is not None else "off",
+        "auto": f"{auto.decision}: {auto.reason}" if auto is not None else "nothing decided",
     }
     for name, value in facts.items():
         yield f"{name:<10} {plain(value)}"

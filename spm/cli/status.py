@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from spm.cli.connection import Commands, add_command, connect
 from spm.cli.outcomes import EXIT_OK, print_json
 from spm.cli.tables import NOTHING, count, duration, plain, size, speed, table
-from spm.client import EngineStatus, ServerStatus
+from spm.client import EngineStatus, RemoteTier, ServerStatus
 
 
 def add(commands: Commands) -> None:
@@ -78,7 +78,15 @@ def _tiers(engine: EngineStatus) -> Iterator[tuple[str, ...]]:
         yield ("host", NOTHING, *held)
     if remote is not None:
         state = f"{remote.kind} {remote.url}, breaker {remote.breaker}"
-        yield ("remote", state, count(remote.known_blocks), NOTHING, NOTHING, NOTHING)
+        yield ("remote", state, count(remote.known_blocks), NOTHING, NOTHING, _fullness(remote))
+
+
+def _fullness(remote: RemoteTier) -> str:
+    if remote.used_bytes is None:
+        return NOTHING
+    if remote.limit_bytes is None:
+        return f"{size(remote.used_bytes)} used"
+    return f"{size(remote.used_bytes)} of {size(remote.limit_bytes)}"
 
 
 def _keep_alive(engine: EngineStatus) -> str:

@@ -27,12 +27,15 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTier:
-    """The store; ``breaker`` is ``closed`` while it is used."""
+    """The store; ``breaker`` is ``closed`` while it is used. How full it is may not be known
+    (None), and it may have no limit (None)."""
 
     kind: str
     url: str
     breaker: str
     known_blocks: int
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,12 @@ def _parse_gpu(said: Fields) -> GpuTier:
 
 def _parse_remote(said: Fields) -> RemoteTier:
     return RemoteTier(
-        said.text("kind"), said.text("url"), said.text("breaker"), said.count("known_blocks")
+        said.text("kind"),
+        said.text("url"),
+        said.text("breaker"),
+        said.count("known_blocks"),
+        said.optional_count("used_bytes"),
+        said.optional_count("limit_bytes"),
     )
 
 

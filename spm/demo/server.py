@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,12 @@ class ConnectorSettings:
 
     host_bytes: int
     redis_url: str | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """More settings of ``kv_connector_extra_config``."""
 
     def transfer_config(self) -> dict[str, Any]:
         """The value of vLLM's ``--kv-transfer-config``."""
-        extra: dict[str, Any] = {"host_bytes": self.host_bytes}
+        extra: dict[str, Any] = {**self.others, "host_bytes": self.host_bytes}
         if self.redis_url is not None:
             extra["remote"] = {"kind": "redis", "url": self.redis_url}
         return {
@@ -76,6 +78,8 @@ class ServerSpec:
     max_model_len: int = MAX_MODEL_LEN
     dev_endpoints: bool = False
     """vLLM's own, for development: ``/reset_prefix_cache`` and others."""
+    management: bool = False
+    """Our endpoint plugin: the routes of :mod:`spm.http`."""
 
 
 def build_command(spec: ServerSpec, port: int) -> list[str]:
@@ -105,10 +109,18 @@ async def running_server(spec: ServerSpec) -> AsyncIterator[str]:
     """Start the server, show progress until it is ready, yield its URL, stop it at the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    env = {**_ENV, "VLLM_SERVER_DEV_MODE": "1"} if spec.dev_endpoints else _ENV
-    with ManagedProcess(build_command(spec, port), spec.log_path, env) as process:
+    with ManagedProcess(build_command(spec, port), spec.log_path, _environment(spec)) as process:
         await _wait_until_healthy(process, url)
         yield url
+
+
+def _environment(spec: ServerSpec) -> dict[str, str]:
+    env = dict(_ENV)
+    if spec.dev_endpoints:
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+    if spec.management:
+        env["VLLM_PLUGINS"] = "spm"
+    return env
 
 
 async def _wait_until_healthy(process: ManagedProcess, url: str) -> None:

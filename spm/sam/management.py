@@ -97,14 +97,14 @@ class SessionManagement:
     # --- changes -----------------------------------------------------------------------
 
     def _once(
-        self, tenant: TenantId, request: Mapping[str, Any], change: Callable[[], Render]
+        self, tenant: TenantId, request: Mapping[str, Any], change: Callable[[str], Render]
     ) -> _Answer:
         """A repeated operation id gets the first answer, as it is by now, and changes nothing."""
         operation_id = str(request.get("operation_id", ""))[:64]
         before = self._operations.get(tenant, operation_id)
         if before is not None:
             return {**before, "duplicate": True}
-        render = change()
+        render = change(operation_id)
         self._operations.put(tenant, operation_id, lambda: _with_id(render(), operation_id))
         return _with_id(render(), operation_id)
 
@@ -113,9 +113,9 @@ class SessionManagement:
         if hint.session_id is None:
             return _refusal(Status.REJECTED, "agent_hint.session_id is missing")
         ref = SessionRef(tenant, hint.session_id)
-        return self._once(tenant, request, lambda: self._apply_hint(ref, hint))
+        return self._once(tenant, request, lambda name: self._apply_hint(ref, hint, name))
 
-    def _apply_hint(self, ref: SessionRef, hint: AgentHint) -> Render:
+    def _apply_hint(self, ref: SessionRef, hint: AgentHint, operation_id: str) -> Render:
         said: _Answer = {"session_id": ref.session_id, "retention": None}
         known = self._spm.tracker.idle_since_s(ref) is not None
         if not known and not self._may_be_elsewhere(hint):
@@ -125,12 +125,13 @@ class SessionManagement:
         if keeps and known:
             retention, done = self._sam.retain(ref, hint)
             self._spm.handle(SessionRefreshed(ref, retention.ttl_s))
+            self.pooling.refreshed(ref)
             said["retention"] = {
                 "class": retention.zone.name.lower(),
                 "ttl_s": retention.ttl_s,
                 "blocks": done.blocks,
             }
-        results = [self._sam.edit(ref, edit) for edit in hint.edits]
+        results = [self._sam.edit(ref, edit, operation_id=operation_id) for edit in hint.edits]
         return lambda: _rendered(said, results)
 
     def _may_be_elsewhere(self, hint: AgentHint) -> bool:
@@ -143,7 +144,7 @@ class SessionManagement:
         ref = SessionRef(tenant, parse_session_id(request.get("session_id")))
         tree = bool(request.get("tree"))
 
-        def end() -> Render:
+        def end(_operation_id: str) -> Render:
             answer = self._end(ref, tree)
             return lambda: answer
 

@@ -187,10 +187,13 @@ class SessionAwareManager:
             return retention, Association(blocks=known)
         return retention, self.claims.retain(ref, retention)
 
-    def edit(self, ref: SessionRef, edit: Edit, *, own_refs: int = 0) -> EditResult:
+    def edit(
+        self, ref: SessionRef, edit: Edit, *, own_refs: int = 0, operation_id: str = ""
+    ) -> EditResult:
         """Carry out one edit, begin to, or say why not. Counted by type and status when that is
-        final. ``own_refs``: of the session's own request, if one is just ending."""
-        result = self._edit(ref, edit, own_refs)
+        final. ``own_refs``: of the session's own request, if one is just ending.
+        ``operation_id``: of the management request it is part of."""
+        result = self._edit(ref, edit, own_refs, operation_id)
         if result.operation is not None:
             result.operation.when_done(lambda operation: self._count(edit, operation.status))
         else:
@@ -200,7 +203,7 @@ class SessionAwareManager:
     def _count(self, edit: Edit, status: Status) -> None:
         self._counters.add(Metric.EDITS, label=f"{edit.type.value},{status.value}")
 
-    def _edit(self, ref: SessionRef, edit: Edit, own_refs: int) -> EditResult:
+    def _edit(self, ref: SessionRef, edit: Edit, own_refs: int, operation_id: str) -> EditResult:
         if self.claims is None:
             return EditResult(edit, Status.UNSUPPORTED, detail="hints do not act on this engine")
         if edit.blocks is not None and not self._config.ranges:
@@ -213,7 +216,7 @@ class SessionAwareManager:
             EditType.OFFLOAD: self.pooling.offload,
             EditType.PREFETCH: self.pooling.prefetch,
         }
-        return EditResult.of(carry_out[edit.type](ref, edit))
+        return EditResult.of(carry_out[edit.type](ref, edit, operation_id))
 
     def _evict(
         self, ref: SessionRef, edit: Edit, own_refs: int, claims: SessionClaims

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.made_models import FULL, HYBRID
+from tests.e2e.made_models import FULL, HYBRID, REAL
 from tests.e2e.stock import Stock, record_stock
 from tests.redis_server import EXECUTABLE, RedisServer, running_redis
 
@@ -35,3 +35,9 @@ def stock(models: Path) -> Stock:
 def hybrid_stock(models: Path) -> Stock:
     """Two KV cache groups."""
     return record_stock(HYBRID, models)
+
+
+@pytest.fixture(scope="session")
+def real_stock(models: Path) -> Stock:
+    """The real small model."""
+    return record_stock(REAL, models)

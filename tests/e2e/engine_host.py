@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,10 @@ from vllm.platforms.cpu import CpuPlatform
 
 from connectors import session_aware
 from connectors.session_aware import SessionAwareConnector
+from spm.hints import DEFAULT_TENANT
+from spm.keys import Rank
 from tests.e2e.engine_process import EngineSpec, Turn
+from tracker.ids import SessionId, SessionRef
 
 _MAX_IDLE_STEPS = 20_000
 
@@ -63,6 +68,7 @@ class EngineHost:
         self._preemptions = 0
         self._watch_scheduler()
         self._next_id = 0
+        self._finished: dict[str, Any] = {}
         self._adapters: dict[str, int] = {}
 
     def _clock(self) -> float:
@@ -73,9 +79,24 @@ class EngineHost:
         self._ahead_s += seconds
 
     def manage(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The utility call of vLLM's engine core."""
-        answer: dict[str, Any] = self._core.spm_manage({"v": 1, "tenant": "default", **request})
+        """The utility call of vLLM's engine core, which steps until a promise is kept."""
+        answer = self._core.spm_manage({"v": 1, "tenant": DEFAULT_TENANT, **request})
+        if isinstance(answer, Future):
+            self.settle()
+            answer = answer.result(timeout=0)
+        assert isinstance(answer, dict)
         return answer
+
+    def stored_names(self, session: str) -> list[list[str]]:
+        """What the remote store calls a session's blocks (rank 0), by group."""
+        assert self._connector is not None
+        half = self._connector.scheduler_half
+        assert half.pooling is not None
+        space, ref = half.pooling.key_space(), SessionRef(DEFAULT_TENANT, SessionId(session))
+        return [
+            [space.store_key(key, Rank(0)) for key in half.manager.tracker.keys_of(ref, group)]
+            for group in half.pooling.sessions.block_bytes
+        ]
 
     def _watch_scheduler(self) -> None:
         """Sum our stats as they pass to vLLM's loggers, and count preemptions."""
@@ -132,12 +153,27 @@ class EngineHost:
     ) -> list[Turn]:
         sessions = sessions or [None] * len(prompts)
         ids = [self._add(p, s, max_tokens, how) for p, s in zip(prompts, sessions, strict=True)]
-        done: dict[str, Turn] = {}
-        while len(done) < len(ids):
+        return self._finish(ids)
+
+    def start(self, prompt: list[int], session: str | None, max_tokens: int, steps: int) -> str:
+        request_id = self._add(prompt, session, max_tokens, {})
+        self.step(steps)
+        return request_id
+
+    def finish(self, request_id: str) -> Turn:
+        return self._finish([request_id])[0]
+
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
             for output in self._engine.step():
                 if output.finished:
-                    done[output.request_id] = _turn(output, len(done))
-        return [done[request_id] for request_id in ids]
+                    self._finished[output.request_id] = output
+
+    def _finish(self, request_ids: Sequence[str]) -> list[Turn]:
+        while not self._finished.keys() >= set(request_ids):
+            self.step(1)
+        ranks = {request_id: rank for rank, request_id in enumerate(self._finished)}
+        return [_turn(self._finished.pop(one), ranks[one]) for one in request_ids]
 
     def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
         request_id = self._add(prompt, session, 64, {})

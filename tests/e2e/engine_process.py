@@ -112,6 +112,20 @@ class EngineProcess:
         """One request alone."""
         return self.generate([prompt], [session], max_tokens, **how)[0]
 
+    def start(
+        self, prompt: list[int], session: str | None, max_tokens: int = 8, steps: int = 2
+    ) -> str:
+        """Start a request and run the engine for ``steps`` steps; returns the request's id."""
+        return str(self._call("start", prompt, session, max_tokens, steps))
+
+    def finish(self, request_id: str) -> Turn:
+        """Run the engine until a request that was started is done."""
+        return self._call("finish", request_id)  # type: ignore[no-any-return]
+
+    def step(self, steps: int) -> None:
+        """Run the engine for so many steps, whether or not there is anything to do."""
+        self._call("step", steps)
+
     def abort_after_steps(self, prompt: list[int], session: str | None, steps: int) -> None:
         """Start a request, run the engine for ``steps`` steps, abort it."""
         self._call("abort_after_steps", prompt, session, steps)
@@ -125,8 +139,12 @@ class EngineProcess:
         self._call("let_time_pass", seconds)
 
     def manage(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401
-        """A management request, as API servers make it."""
+        """A management request, as API servers make it; waits for an answer that is promised."""
         return self._call("manage", request)  # type: ignore[no-any-return]
+
+    def stored_names(self, session: str) -> list[list[str]]:
+        """What the remote store calls a session's blocks, by KV cache group."""
+        return self._call("stored_names", session)  # type: ignore[no-any-return]
 
     def settle(self) -> None:
         """Step until the engine has nothing to do: saves are answered."""

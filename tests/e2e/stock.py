@@ -22,6 +22,7 @@ _PATIENCE = {  # short waits, and no store is given up for long
 }
 _EAGER = {"failures": 1000, "backoff_s": 0.01, "backoff_cap_s": 0.05}
 _MANY_TRIES = 200
+PARTLY_TOKENS = 96
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Stock:
     spec: EngineSpec
     first: list[Exchange]
     again: list[Exchange]
+    partly: list[Exchange]
+    """The same again, where only the first ``PARTLY_TOKENS`` of each were in the pool."""
 
     def engine(self, url: str, **extra: object) -> EngineSpec:
         """The same model behind Redis alone."""
@@ -43,7 +46,11 @@ def record_stock(model: str, models: Path) -> Stock:
     spec = EngineSpec(model=str(made_model(model, models)), max_model_len=512)
     with EngineProcess(spec) as engine:
         first = record(engine, sessions=3, turns=1)[0]
-        return Stock(spec, first, record_again(engine, first))
+        again = record_again(engine, first)
+        assert engine.drop_gpu_cache()
+        for exchange in first:  # one token more, as vLLM always computes the last one
+            engine.one(exchange.prompt[: PARTLY_TOKENS + 1])
+        return Stock(spec, first, again, record_again(engine, first))
 
 
 def fill(engine: EngineProcess, stock: Stock) -> None:

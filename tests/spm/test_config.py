@@ -208,11 +208,11 @@ def test_event_streams_accepted(stream: str) -> None:
     assert accept({"events_stream": stream}).events_stream == stream
 
 
-@pytest.mark.parametrize("stream", ["x" * 65, "a:b", "a b", "a\n", "ä"])
+@pytest.mark.parametrize("stream", ["x" * 65, "a/b", "a b", "a\n", "ä"])
 def test_event_streams_refused(stream: str) -> None:
     text = refusal({"events_stream": stream})
     assert text.startswith("events_stream=")
-    assert "or empty" in text
+    assert "up to 64 letters" in text
 
 
 def test_session_ttl_is_bounded_by_the_hint_limit() -> None:

@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey
+from connectors.stores.base import (
+    KVStore,
+    ReadRequest,
+    StoreCapabilities,
+    StoreCapacity,
+    StoreKey,
+)
 from connectors.stores.buffers import Buffer
 from spm.errors import StoreError
 
@@ -49,6 +55,7 @@ class ScriptedStore(KVStore):
         self.unanswered: set[StoreKey] = set()
         self.failure: StoreError | None = None
         self.refuses_writes = False
+        self.fullness: StoreCapacity | None = None
         self.gate: Gate | None = None
         self.before: Callable[[Call], None] = lambda call: None
         self.calls: list[Call] = []
@@ -101,6 +108,10 @@ class ScriptedStore(KVStore):
     ) -> int:
         self._ask(Call("append", (key,), (tuple(entries), max_length)), deadline_s)
         return 0 if self.refuses_writes else len(entries)
+
+    def capacity(self, deadline_s: float) -> StoreCapacity | None:
+        self._ask(Call("capacity", ()), deadline_s)
+        return self.fullness
 
     def close(self) -> None:
         self.closed += 1

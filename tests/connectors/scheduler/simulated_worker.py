@@ -50,7 +50,6 @@ class Conditions:
     """The remote store takes nothing (full, read-only, gone)."""
     keeps_host: bool = False
     """Workers have a host tier in front of the remote store."""
-    host: dict[StoreKey, list[Slot]] = field(default_factory=dict)
     documents: dict[StoreKey, bytes] = field(default_factory=dict)
 
 
@@ -58,6 +57,15 @@ class Conditions:
 class _Transfer:
     command: LoadCommand
     key_space: KeySpace
+    steps_left: int
+
+
+@dataclass
+class _Save:
+    key: BlockKey
+    key_space: KeySpace
+    content: list[Slot] | None
+    """None: it was to be sent on from the host tier, and is not there any more."""
     steps_left: int
 
 
@@ -72,6 +80,8 @@ class SimulatedWorkerHalf(WorkerHalf):
         conditions: Conditions,
     ) -> None:
         self.slots: dict[Place, Slot] = {}
+        self.host: dict[StoreKey, list[Slot]] = {}
+        """The tier in front of the remote store."""
         self.num_saved = 0
         self.num_loaded = 0
         self._rank = rank
@@ -79,7 +89,7 @@ class SimulatedWorkerHalf(WorkerHalf):
         self._hash_tokens = hash_tokens
         self._conditions = conditions
         self._transfers: list[_Transfer] = []
-        self._saves: list[tuple[int, KeySpace, BlockKey]] = []
+        self._saves: list[_Save] = []
         self._cancelled: set[int] = set()
         self._outbox = RankReport(rank, b"")
         self._results: list[LoadResult] = []
@@ -94,6 +104,7 @@ class SimulatedWorkerHalf(WorkerHalf):
         if commands.key_space.epoch != self._outbox.epoch:
             self._outbox.epoch = commands.key_space.epoch
             self._outbox.host_changes, self._outbox.remote_stored = {}, []
+            self.host.clear()
 
     def start_loads(self) -> None:
         for command in self._step.loads:
@@ -106,25 +117,25 @@ class SimulatedWorkerHalf(WorkerHalf):
         for move in self._step.saves:
             name = key_space.store_key(move.key, self._rank)
             if move.block_id == NO_BLOCK_ID:  # from the host tier
-                if name in self._conditions.host:
-                    self._conditions.values[name] = self._conditions.host[name]
+                content = self.host.get(name)
             else:
-                self._store(name, self._checked(move.key, move.block_id), move.key)
+                content = self._checked(move.key, move.block_id)
+                if self._conditions.keeps_host:
+                    self._keep(name, move.key, content)
             self.num_saved += 1
-            self._saves.append((self._conditions.save_steps(), key_space, move.key))
+            steps = self._conditions.save_steps()
+            self._saves.append(_Save(move.key, key_space, content, steps))
 
-    def _store(self, name: StoreKey, content: list[Slot], key: BlockKey) -> None:
-        if not self._conditions.refuses_writes:
-            self._conditions.values[name] = content
-        if self._conditions.keeps_host:
-            self._conditions.host[name] = content
-            self._outbox.host_changes[key] = True
+    def _keep(self, name: StoreKey, key: BlockKey, content: list[Slot]) -> None:
+        self.host[name] = content
+        self._outbox.host_changes[key] = True
 
     def lose_host(self, key: BlockKey) -> None:
         """The host tier makes room."""
         assert self._used is not None
         name = self._used.store_key(key, self._rank)
-        if self._conditions.host.pop(name, None) is not None:
+        alone = self._conditions.tier is Tier.HOST
+        if (self._conditions.values if alone else self.host).pop(name, None) is not None:
             self._outbox.host_changes[key] = False
 
     def collect_loads(self) -> list[LoadResult]:
@@ -162,36 +173,41 @@ class SimulatedWorkerHalf(WorkerHalf):
         return content
 
     def _end_saves(self) -> None:
-        for _, key_space, key in [save for save in self._saves if save[0] == 0]:
-            self._outbox.saves_done.append(key)
-            if key_space.epoch != self._outbox.epoch:
-                continue
-            if self._conditions.tier is Tier.HOST:
-                self._outbox.host_changes[key] = True
-            elif not self._conditions.refuses_writes:
-                self._outbox.remote_stored.append(key)
-        self._saves = [(steps - 1, space, key) for steps, space, key in self._saves if steps]
+        for save in [save for save in self._saves if not save.steps_left]:
+            self._outbox.saves_done.append(save.key)
+            if save.content is not None and not self._conditions.refuses_writes:
+                name = save.key_space.store_key(save.key, self._rank)
+                self._conditions.values[name] = save.content
+                if save.key_space.epoch == self._outbox.epoch:
+                    self._note_stored(save.key)
+        self._saves = [save for save in self._saves if save.steps_left]
+        for save in self._saves:
+            save.steps_left -= 1
+
+    def _note_stored(self, key: BlockKey) -> None:
+        if self._conditions.tier is Tier.HOST:
+            self._outbox.host_changes[key] = True
+        else:
+            self._outbox.remote_stored.append(key)
 
     def _load(self, transfer: _Transfer) -> LoadResult:
         command = transfer.command
         result = LoadResult(command.job_id, command.request_id)
         cancelled = command.job_id in self._cancelled
         self._cancelled.discard(command.job_id)
+        assert cancelled or transfer.key_space == self._used, "a load of before a reset goes on"
         for move in command.moves:
             name = transfer.key_space.store_key(move.key, self._rank)
-            in_host = self._conditions.host.get(name)
+            in_host = self.host.get(name)
             content = in_host or self._conditions.values.get(name)
-            why = self._conditions.fails(self._rank, move.key)
-            if cancelled:
-                why = LoadFailure.CANCELLED
-            elif result.failed:
+            why = LoadFailure.CANCELLED if cancelled else self._fails(move.key, name)
+            if why is None and result.failed:
                 why = LoadFailure.SKIPPED
-            elif content is None:
+            elif why is None and content is None:
                 why = LoadFailure.MISSING
             if why is None and content is not None:
                 if move.block_id == NO_BLOCK_ID or self._conditions.keeps_host:
-                    self._conditions.host[name] = content
-                    self._outbox.host_changes[move.key] = True
+                    self._keep(name, move.key, content)
                 if move.block_id != NO_BLOCK_ID:
                     for offset, slot in enumerate(content):
                         self.slots[move.block_id, offset] = slot
@@ -204,6 +220,15 @@ class SimulatedWorkerHalf(WorkerHalf):
                     self.slots[move.block_id, 0] = (-1, ())  # half written
                     result.failed_block_ids.append(move.block_id)
         return result
+
+    def _fails(self, key: BlockKey, name: StoreKey) -> LoadFailure | None:
+        """What is in the host tier is neither gone nor spoilt; what is missing is gone."""
+        why = self._conditions.fails(self._rank, key)
+        if why in (LoadFailure.MISSING, LoadFailure.CORRUPT) and name in self.host:
+            return None
+        if why is LoadFailure.MISSING:
+            self._conditions.values.pop(name, None)
+        return why
 
 
 class _Running:

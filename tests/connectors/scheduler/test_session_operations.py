@@ -212,7 +212,7 @@ def test_the_reserve_is_left_to_inference(build: Build, share: float, expected: 
     engine.run()
     operation = engine.operation()
     assert operation["edits"][0]["done_blocks"] == expected
-    assert operation["status"] == {16: "ok", 8: "partial", 0: "not_found"}[expected]
+    assert operation["status"] == {16: "ok", 8: "partial", 0: "rejected"}[expected]
     assert engine.half.sessions.sam.low_free(100) == 32 - expected
 
 
@@ -242,7 +242,7 @@ def test_inference_gets_its_blocks_back(build: Build) -> None:
     until(engine, lambda e: "big" in e.ended)
     engine.run()
     right(engine, big=prompt)
-    assert engine.operation()["status"] in ("not_found", "failed", "partial")
+    assert engine.operation()["status"] == "rejected"
 
 
 @full
@@ -419,10 +419,64 @@ def test_nothing_is_found_of_a_session_that_nobody_has(build: Build) -> None:
 # --- auto mode -------------------------------------------------------------------------
 
 
+def auto_state(engine: Engine) -> dict[str, Any]:
+    state = engine.manage("get_session", session_id="s")["session"]["auto"]
+    assert isinstance(state, dict)
+    return state
+
+
+def auto_engine(build: Build, num_blocks: int, bytes_per_s: float) -> Engine:
+    """One whose pool holds a session and little more, with a store as fast as this."""
+    engine = build(num_blocks=num_blocks, extra={"auto": True})
+    assert engine.half.pooling is not None
+    engine.half.pooling.speeds.note(Tier.REMOTE, 1 << 30, (1 << 30) / bytes_per_s)
+    return engine
+
+
 @full
 def test_without_pressure_everything_is_retained(build: Build) -> None:
-    engine = build(num_blocks=200, extra={"auto": True})
+    engine = auto_engine(build, 200, 1e9)
+    turn(engine, expected_resume_s=600)
+    assert auto_state(engine)["decision"] == "retain"
+    assert "pressure" in auto_state(engine)["reason"].lower()
+
+
+@full
+@pytest.mark.parametrize(("gap_s", "decision"), [(0.0, "retain"), (3600.0, "offload")])
+def test_under_pressure_the_gap_decides(build: Build, gap_s: float, decision: str) -> None:
+    engine = auto_engine(build, 20, 1e6)
+    turn(engine, expected_resume_s=gap_s)
+    assert auto_state(engine)["decision"] == decision
+    protected = engine.manage("status")["engine"]["tiers"]["gpu"]["protected_blocks"]
+    assert (protected > 0) == (decision == "retain")
+
+
+@full
+def test_what_the_application_says_wins_over_auto_mode(build: Build) -> None:
+    engine = auto_engine(build, 20, 1e6)
+    turn(engine, expected_resume_s=3600, cache_control={"ttl": 60})
+    assert engine.manage("get_session", session_id="s")["session"]["auto"] is None
+
+
+@full
+def test_a_session_that_came_back_late_is_expected_late(build: Build) -> None:
+    engine = auto_engine(build, 20, 1e6)
     turn(engine)
-    state = engine.manage("get_session", session_id="s")["session"]["auto"]
-    assert state["decision"] == "retain"
-    assert "pressure" in state["reason"].lower()
+    engine.now_s += 200
+    engine.add("again", resumed(engine), session="s")
+    engine.run()
+    assert auto_state(engine)["decision"] == "offload"
+
+
+@full
+def test_what_is_computed_faster_than_loaded_is_dropped(build: Build) -> None:
+    engine = auto_engine(build, 20, 1e3)
+    rate = engine.half._rate
+    assert rate is not None
+    for _ in range(2):
+        rate.note_step(10_000)
+        engine.now_s += 0.01
+    turn(engine, expected_resume_s=3600)
+    assert auto_state(engine)["decision"] == "drop"
+    status = engine.manage("status")["engine"]
+    assert (status["operations"], status["tiers"]["gpu"]["protected_blocks"]) == (0, 0)

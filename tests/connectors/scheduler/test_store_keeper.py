@@ -3,13 +3,14 @@
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from connectors.scheduler.keeper_news import MAX_SEEN_BATCHES, DocumentRead, KeysChecked
 from connectors.scheduler.keeper_queues import MAX_DELETES, MAX_DOCUMENTS, MAX_EVENTS, MAX_QUESTIONS
 from connectors.scheduler.keeper_worker import BATCH_KEYS
-from connectors.stores.base import StoreCapabilities, StoreKey
+from connectors.stores.base import StoreCapabilities, StoreCapacity, StoreKey
 from spm.breaker import BreakerState
 from spm.config import SpmConfig
 from spm.errors import StoreUnavailableError
@@ -416,10 +417,73 @@ def test_without_documents_or_a_stream_nothing_is_written(make: MakeRig) -> None
     assert rig.counted() == {"spm:keeper_dropped|document": 1}
 
 
+# --- how full the store is ----------------------------------------------------------------
+
+
+SAYS = replace(ALL, capacity=True)
+
+
+def fullness(rig: Rig) -> tuple[float | None, float | None]:
+    status = rig.keeper.status()
+    return status["used_bytes"], status["limit_bytes"]
+
+
+def test_the_store_is_asked_how_full_it_is_once_an_interval(make: MakeRig) -> None:
+    rig = make(capabilities=SAYS)
+    assert len(rig.calls("capacity")) == 1, "at the start"
+    rig.store.fullness = StoreCapacity(5, 8)
+    rig.after(9.9, steps=10)
+    assert rig.calls() == []
+    rig.after(30.1, steps=301)
+    assert len(rig.calls("capacity")) == 4
+    assert rig.store.deadlines_s[-1] <= rig.clock.now_s + SpmConfig().batch_deadline_s
+    assert fullness(rig) == (5, 8)
+    gauges = rig.keeper.gauges()
+    assert (gauges["spm:remote_used_bytes|"], gauges["spm:remote_limit_bytes|"]) == (5, 8)
+
+
+def test_a_store_that_does_not_say_is_not_asked(rig: Rig) -> None:
+    rig.store.fullness = StoreCapacity(5, 8)
+    rig.after(50.0, steps=50)
+    assert rig.calls() == []
+    assert fullness(rig) == (None, None)
+    gauges = rig.keeper.gauges()
+    assert (gauges["spm:remote_used_bytes|"], gauges["spm:remote_limit_bytes|"]) == (0, 0)
+
+
+def test_what_a_store_said_last_holds_until_it_says_something_else(make: MakeRig) -> None:
+    rig = make(capabilities=SAYS)
+    rig.store.fullness = StoreCapacity(5, None)
+    rig.after(10.0)
+    assert fullness(rig) == (5, None)
+    rig.store.failure = StoreUnavailableError("down")
+    rig.after(20.0, steps=2)
+    assert fullness(rig) == (5, None)
+    assert rig.keeper.breaker_state is BreakerState.OPEN, "failures count as anywhere"
+    rig.store.failure = None
+    rig.store.fullness = None
+    rig.after(20.0, steps=40)
+    assert fullness(rig) == (None, None)
+    assert rig.keeper.breaker_state is BreakerState.CLOSED, "and so do answers"
+
+
+def test_nobody_looks_how_full_a_store_is_while_keys_are_due(make: MakeRig) -> None:
+    rig = make(settings(max_keys_per_s=1000), SAYS)
+    rig.keeper.hold(rig.stored(*range(20_000)), LATER_S)
+    rig.after(0.0)
+    rig.calls()
+    rig.after(60.0, steps=1200)
+    assert {call.method for call in rig.calls()} == {"touch"}, "it is behind all the time"
+    rig.keeper.drop(blocks(*range(20_000)))
+    rig.after(1.0)
+    assert [call.method for call in rig.calls()] == ["capacity"]
+
+
 # --- order --------------------------------------------------------------------------------
 
 
-def test_the_classes_of_work_are_in_strict_order(rig: Rig) -> None:
+def test_the_classes_of_work_are_in_strict_order(make: MakeRig) -> None:
+    rig = make(capabilities=SAYS)
     rig.keeper.hold(rig.stored(1), LATER_S)
     rig.after(0.0)
     gate = rig.hold_up()
@@ -432,7 +496,7 @@ def test_the_classes_of_work_are_in_strict_order(rig: Rig) -> None:
     gate.opened.set()
     rig.after(0.1, steps=3)
     methods = [call.method for call in rig.calls()]
-    assert methods == ["touch", "get", "put", "append", "touch", "expire"]
+    assert methods == ["touch", "get", "put", "append", "touch", "expire", "capacity"]
 
 
 def test_a_question_waits_for_no_more_than_the_call_under_way(rig: Rig) -> None:

@@ -235,6 +235,17 @@ def test_a_log_keeps_about_its_newest_entries(store: KVStore) -> None:
     assert store.append_stream(key("log"), [b"", b"last"], 100, soon()) == min(2, appended)
 
 
+def test_how_full_a_store_is_grows_with_what_is_stored(store: KVStore, pool: BufferPool) -> None:
+    assert store.capabilities.capacity
+    before = store.capacity(soon())
+    put(store, pool, (key("weight"), 8 * MiB, 1))
+    after = store.capacity(soon())
+    assert before is not None
+    assert after is not None
+    assert after.used_bytes - before.used_bytes > 4 * MiB
+    assert after.limit_bytes == (POOL_BYTES if isinstance(store, MemoryStore) else None)
+
+
 def test_no_staging_memory_is_a_miss(store: KVStore, pool: BufferPool) -> None:
     put(store, pool, (key("n1"), 5 * MiB, 1), (key("n2"), 5000, 2))
     if isinstance(store, MemoryStore):

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from connectors.stores.base import ReadRequest, StoreKey
+from connectors.stores.base import ReadRequest, StoreCapacity, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool, ByteArray
 from connectors.stores.memory import MemoryStore
 from spm.errors import IntegrityError
@@ -51,6 +51,16 @@ def test_value_larger_than_the_store_is_refused_and_evicts_nothing() -> None:
     put(store, pool, "a", 30)
     assert not put(store, pool, "b", 31)
     assert (evicted, names(store, "a", "b")) == ([], "a")
+
+
+def test_how_full_it_is_is_the_size_of_its_values() -> None:
+    pool = BufferPool(1000)
+    store = MemoryStore(pool, 30)
+    put(store, pool, "a", 10)
+    put(store, pool, "b", 15)
+    assert store.capacity() == StoreCapacity(25, 30)
+    store.delete_many([StoreKey("a")])
+    assert store.capacity() == StoreCapacity(15, 30)
 
 
 def test_values_are_kept_by_reference() -> None:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,9 @@ def move_slot(slot: int, source: RedisServer, target: RedisServer) -> None:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", new_id)
 
 
-def test_a_moved_slot_is_a_miss_once_and_then_followed(pool: BufferPool) -> None:
+@contextmanager
+def running_pair() -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A cluster of two nodes, the first of which serves every slot."""
     with running_cluster() as first, running_redis("--cluster-enabled", "yes") as second:
         with first.client() as client:
             client.cluster("MEET", "127.0.0.1", second.port)
@@ -74,6 +77,11 @@ def test_a_moved_slot_is_a_miss_once_and_then_followed(pool: BufferPool) -> None
         with second.client() as client:
             while client.cluster("INFO")["cluster_state"] != "ok":
                 time.sleep(0.02)
+        yield first, second
+
+
+def test_a_moved_slot_is_a_miss_once_and_then_followed(pool: BufferPool) -> None:
+    with running_pair() as (first, second):
         store = RedisStore(first.cluster_url, pool)
         assert hits(store) == [False] * 4
         move_slot(key_slot(KEYS[1].encode()), first, second)
@@ -85,6 +93,30 @@ def test_a_moved_slot_is_a_miss_once_and_then_followed(pool: BufferPool) -> None
         store.close()
         with pytest.raises(StoreUnavailableError, match="closed"):
             hits(store)
+
+
+def test_how_full_a_cluster_is_is_the_sum_over_its_nodes(pool: BufferPool) -> None:
+    with running_pair() as (first, second), first.client() as one, second.client() as two:
+        move_slot(key_slot(KEYS[1].encode()), first, second)
+        store = RedisStore(first.cluster_url, pool)
+        one.config_set("maxmemory", 30_000_000)
+        told = store.capacity(soon())
+        assert told is not None
+        assert told.limit_bytes is None, "the second node has no limit"
+        two.config_set("maxmemory", 20_000_000)
+        told = store.capacity(soon())
+        used = [client.info("memory")["used_memory"] for client in (one, two)]
+        assert told is not None
+        assert told.limit_bytes == 50_000_000
+        assert max(used) * 1.3 < told.used_bytes < sum(used) * 1.3
+        second.stop()
+        told = store.capacity(soon())
+        assert told is not None
+        assert told.limit_bytes == 30_000_000, "of those that answer"
+        first.stop()
+        with pytest.raises(StoreUnavailableError):
+            store.capacity(soon())
+        store.close()
 
 
 def test_down_at_start_and_not_a_cluster(pool: BufferPool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.stores.base import ReadRequest, StoreKey
+from connectors.stores.base import ReadRequest, StoreCapacity, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.stores.redis import RedisStore
@@ -59,6 +59,7 @@ def test_silent_server_is_a_timeout(pool: BufferPool, value: Buffer) -> None:
             lambda: store.put_document(KEYS[0], b"content", 10, within(0.1)),
             lambda: store.get_document(KEYS[0], 100, within(0.1)),
             lambda: store.append_stream(KEYS[0], [b"event"], 100, within(0.1)),
+            lambda: store.capacity(within(0.1)),
         ):
             start_s = time.monotonic()
             with pytest.raises(StoreTimeoutError):
@@ -292,6 +293,55 @@ def test_a_long_document_is_skipped_without_keeping_it(pool: BufferPool) -> None
         tracemalloc.stop()
         assert peak_bytes < 2 * 1024 * 1024
         store.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"-NOPERM this user has no permissions to run the 'info' command\r\n",
+        b"-ERR unknown command 'INFO'\r\n",
+        b"$-1\r\n",
+        b"$12\r\n# Memory\r\nab\r\n",
+        b"$70000\r\nused_memory:1\r\n" + b"x" * 69_985 + b"\r\n",
+    ],
+)
+def test_a_server_that_does_not_say_how_full_it_is(pool: BufferPool, reply: bytes) -> None:
+    with ScriptedServer(replying(reply)) as server:
+        store = RedisStore(server.url, pool)
+        for _ in range(2):
+            assert store.capacity(within(2.0)) is None
+        assert server.connections == 1, "no error"
+        store.close()
+
+
+@pytest.mark.parametrize("reply", [b"-LOADING wait\r\n", b":1\r\n", b"-NOAUTH who?\r\n"])
+def test_a_useless_server_is_no_server_that_does_not_say(pool: BufferPool, reply: bytes) -> None:
+    with ScriptedServer(replying(reply)) as server, pytest.raises(StoreUnavailableError):
+        RedisStore(server.url, pool).capacity(within(2.0))
+
+
+@needs_redis
+def test_how_full_a_server_is_if_it_may_be_asked(pool: BufferPool) -> None:
+    with running_redis() as server, server.client() as client:
+        store = RedisStore(server.tcp_url, pool)
+        client.config_set("maxmemory", 50_000_000)
+        told = store.capacity(within(2.0))
+        assert told is not None
+        assert told == StoreCapacity(told.used_bytes, 50_000_000)
+        assert 0.5 < told.used_bytes / client.info("memory")["used_memory"] < 2
+        client.acl_setuser(
+            "shy",
+            enabled=True,
+            passwords="+pw",
+            keys="*",
+            categories=["+@all"],
+            commands=["-info"],
+        )
+        shy = RedisStore(f"redis://shy:pw@127.0.0.1:{server.port}", pool)
+        assert shy.capacity(within(2.0)) is None
+        assert shy.contains_many(KEYS, within(2.0)) == [False] * 3
+        for opened in (store, shy):
+            opened.close()
 
 
 @needs_redis

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from connectors.stores.base import KVStore, ReadRequest, StoreCapabilities, StoreKey, Tier
+from connectors.stores.base import (
+    KVStore,
+    ReadRequest,
+    StoreCapabilities,
+    StoreCapacity,
+    StoreKey,
+    Tier,
+)
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.memory import MemoryStore
 from connectors.stores.tiered import TieredStore
@@ -54,6 +61,10 @@ class ProxyStore(KVStore):
     ) -> list[bool]:
         self._ask(keys)
         return self.inner.touch_many(keys)
+
+    def capacity(self, deadline_s: float) -> StoreCapacity | None:
+        self._ask([])
+        return self.inner.capacity()
 
     def close(self) -> None:
         self.inner.close()
@@ -195,10 +206,22 @@ def test_remote_failure_is_raised_where_the_host_has_nothing(bench: Bench, call:
     buffer.release()
 
 
+def test_how_full_the_remote_is_counts(bench: Bench) -> None:
+    bench.put(bench.host, A, B)
+    bench.put(bench.remote, C)
+    assert bench.store.capacity(LATER_S) == StoreCapacity(SIZE, 10_000)
+    bench.remote.failure = StoreUnavailableError("down")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            bench.store.capacity(LATER_S)
+    assert bench.store.capacity(LATER_S) is None, "the breaker is open"
+
+
 def test_without_a_remote_the_host_answers(bench: Bench) -> None:
     store = TieredStore(bench.host, None, bench.breaker)
     bench.put(store, A)
     assert store.contains_many([A, B], LATER_S) == [True, False]
+    assert store.capacity(LATER_S) == StoreCapacity(SIZE, 10_000)
     assert store.delete_many([A, B], LATER_S) == 1
     assert not store.capabilities.remote
     assert store.put_document(A, b"content", 10, LATER_S)
@@ -212,6 +235,8 @@ def test_without_any_tier_everything_is_missing(bench: Bench) -> None:
     assert not store.promote(A, buffer)
     assert store.get_many([ReadRequest(A, SIZE)], LATER_S) == [None]
     assert not store.capabilities.delete
+    assert not store.capabilities.residency
+    assert store.capacity(LATER_S) is None
     assert not store.put_document(A, b"content", 10, LATER_S)
     assert store.get_document(A, 100, LATER_S) is None
     assert store.expire_many([A], 10, LATER_S) == 0

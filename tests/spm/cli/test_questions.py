@@ -20,10 +20,14 @@ def test_status(spm: Spm) -> None:
         "engine 0: 12 sessions, 3 active requests, 4,096 keys of sessions, "
         "2 operations in progress\n"
         "\n"
-        "TIER    STATE                                       BLOCKS  FREE  PROTECTED     SIZE\n"
-        "gpu     2.0 MiB a block                              1,024   700        200  2.0 GiB\n"
-        "host    -                                            2,048     -          -  4.0 GiB\n"
-        "remote  redis redis://store:6379/0, breaker closed   9,000     -          -        -\n"
+        "TIER    STATE                                       BLOCKS  FREE  PROTECTED"
+        "                SIZE\n"
+        "gpu     2.0 MiB a block                              1,024   700        200"
+        "             2.0 GiB\n"
+        "host    -                                            2,048     -          -"
+        "             4.0 GiB\n"
+        "remote  redis redis://store:6379/0, breaker closed   9,000     -          -"
+        "  5.0 GiB of 8.0 GiB\n"
         "\n"
         "QUEUE     WAITING  IN FLIGHT    BYTES\n"
         "load            0          1  3.0 MiB\n"
@@ -34,6 +38,23 @@ def test_status(spm: Spm) -> None:
         "offers      offload, prefetch\n"
         "lacks       events\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("fullness", "shown"),
+    [
+        ({"used_bytes": 5 << 30, "limit_bytes": None}, "5.0 GiB used"),
+        ({"used_bytes": 0, "limit_bytes": 8 << 30}, "0 B of 8.0 GiB"),
+        ({"used_bytes": None, "limit_bytes": None}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_how_full_the_store_is(spm: Spm, fullness: dict[str, int | None], shown: str) -> None:
+    remote = {"kind": "redis", "url": "redis://s", "breaker": "closed", "known_blocks": 1}
+    tiers = {**ENGINE["tiers"], "remote": {**remote, **fullness}}
+    spm.server.answers("GET", "/v1/spm/status", {"engines": [{**ENGINE, "tiers": tiers}]})
+    (line,) = [line for line in spm("status").out.splitlines() if line.startswith("remote")]
+    assert line.endswith(f"  {shown}")
 
 
 def test_status_of_engines_that_have_little(spm: Spm) -> None:
@@ -104,7 +125,7 @@ def test_a_session_that_is_only_in_the_store(spm: Spm) -> None:
     out = spm("session", "run/1").out
     assert "known      only from the store\n" in out
     assert "parent     -\n" in out
-    assert out.endswith("auto       off\n")
+    assert out.endswith("auto       nothing decided\n")
 
 
 def test_ranges_of_several_engines_name_theirs(spm: Spm) -> None:

@@ -90,6 +90,8 @@ ENGINE: Document = {
             "url": "redis://store:6379/0",
             "breaker": "closed",
             "known_blocks": 9000,
+            "used_bytes": 5 << 30,
+            "limit_bytes": 8 << 30,
         },
     },
     "capabilities": {"offload": True, "prefetch": True, "events": False},

@@ -120,7 +120,9 @@ def test_a_status() -> None:
     (engine,) = parse_status(said(STATUS)).engines
     assert engine.gpu == GpuTier(1024, 700, 200, 2 << 20)
     assert engine.host == HostTier(2048, 4 << 30)
-    assert engine.remote == RemoteTier("redis", "redis://store:6379/0", "closed", 9000)
+    assert engine.remote == RemoteTier(
+        "redis", "redis://store:6379/0", "closed", 9000, 5 << 30, 8 << 30
+    )
     assert engine.queues == {"load": Queue(0, 1, 3 << 20), "prefetch": Queue(5, 2, 0)}
     assert engine.keep_alive == KeepAlive(4096, 30.0, 0.5, 136.5)
     assert engine.capabilities == {"offload": True, "prefetch": True, "events": False}
@@ -132,6 +134,17 @@ def test_what_an_engine_does_not_have() -> None:
     bare = {**ENGINE, "tiers": {**ENGINE["tiers"], "host": None, "remote": None}}
     (engine,) = parse_status(said({"engines": [{**bare, "keep_alive": None}]})).engines
     assert (engine.host, engine.remote, engine.keep_alive) == (None, None, None)
+
+
+@pytest.mark.parametrize("missing", ["used_bytes", "limit_bytes"])
+def test_how_full_a_store_is_may_not_be_said(missing: str) -> None:
+    place = f"engines.0.tiers.remote.{missing}"
+    absent, null = without(STATUS, place), copy.deepcopy(STATUS)
+    null["engines"][0]["tiers"]["remote"][missing] = None
+    for document in (absent, null):
+        (engine,) = parse_status(said(document)).engines
+        assert engine.remote is not None
+        assert getattr(engine.remote, missing) is None
 
 
 def test_an_engine_without_a_status() -> None:

@@ -1,0 +1,78 @@
+"""Asking a running server: time to first token, its metrics, an empty GPU cache."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from spm.demo.metrics_client import TokenSources, read_sources, settled_sources
+from spm.demo.server import SERVED_NAME
+
+_VOCABULARY = 40_000
+_SETTLE_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+
+
+class Server:
+    """One running server and how to ask it. Belongs to one event loop."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self.url = url
+
+    async def ttft(self, prompt: Sequence[int], extra: Mapping[str, Any] | None = None) -> float:
+        """Seconds from sending the request to the first token. ``extra``: more of its fields."""
+        body = {"model": SERVED_NAME, "prompt": list(prompt), "max_tokens": 2, "temperature": 0}
+        body |= {"stream": True, **(extra or {})}
+        first: float | None = None
+        started = time.perf_counter()
+        async with self._http.post(f"{self.url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if first is None and line.startswith(b"data: {"):
+                    assert "choices" in json.loads(line[6:])
+                    first = time.perf_counter() - started
+        assert first is not None
+        return first
+
+    async def drop_gpu_cache(self) -> None:
+        """Empty the GPU pool's prefix cache; other tiers stay."""
+        give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            async with self._http.post(f"{self.url}/reset_prefix_cache") as response:
+                if (await response.json())["success"]:
+                    return
+            await asyncio.sleep(_POLL_S)
+        raise TimeoutError("the prefix cache could not be reset")
+
+    async def metric(self, name: str, label: str = "") -> float:
+        """Sum of the samples of ``name`` that carry ``label``."""
+        async with self._http.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        wanted = [line for line in lines if line.startswith(name + "{") and label in line]
+        return sum(float(line.rpartition(" ")[2]) for line in wanted)
+
+    async def sources(self) -> TokenSources:
+        """Where all prompt tokens so far came from."""
+        return await read_sources(self._http, self.url)
+
+    async def settled_sources(self, before: TokenSources, prompt_tokens: int) -> TokenSources:
+        """The same of the one request since ``before``, which has just been answered."""
+        return await settled_sources(self._http, self.url, before, prompt_tokens)
+
+    async def wait_for_metric(self, name: str, value: float, label: str = "") -> None:
+        """Until a metric has come up to ``value``."""
+        give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        while await self.metric(name, label) < value:
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"{name} did not come up to {value}")
+            await asyncio.sleep(_POLL_S)
+
+
+def random_prompt(rng: random.Random, count: int) -> list[int]:
+    """Tokens that no other prompt shares."""
+    return [rng.randrange(100, _VOCABULARY) for _ in range(count)]

@@ -35,7 +35,9 @@ def spm_manage(
     for connector in _connectors(engine_core.scheduler.get_kv_connector()):
         manage = getattr(connector, "manage", None)
         if manage is not None and type(connector).__name__ == _NAME:
-            answer: dict[str, Any] | Future[dict[str, Any]] = manage(request)
+            # Asleep, its KV memory may be gone: nothing may be moved there.
+            asleep = engine_core.is_sleeping()
+            answer: dict[str, Any] | Future[dict[str, Any]] = manage(request, asleep=asleep)
             return answer
     return dict(_NO_CONNECTOR)
 

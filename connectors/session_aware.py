@@ -92,8 +92,6 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if request.skip_reading_prefix_cache:
-            return 0, False
         return self.scheduler_half.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def get_external_cache_hit_sources(
@@ -128,10 +126,12 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         return self.scheduler_half.has_pending_work()
 
-    def manage(self, request: Mapping[str, Any]) -> "dict[str, Any] | Future[dict[str, Any]]":
+    def manage(
+        self, request: Mapping[str, Any], *, asleep: bool = False
+    ) -> "dict[str, Any] | Future[dict[str, Any]]":
         """A management request, on the scheduler's thread between steps; what only the store
-        can answer is promised. Never raises."""
-        return self.scheduler_half.manage(request)
+        can answer is promised. ``asleep``: vLLM sleeps or is paused. Never raises."""
+        return self.scheduler_half.manage(request, asleep=asleep)
 
     def reset_cache(self) -> bool | None:
         return self.scheduler_half.reset()

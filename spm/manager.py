@@ -217,10 +217,22 @@ class SessionAwarePoolingManager:
         self._keep(ref)
         before = self._announcer.held(ref)
         for group, keys in blocks.items():
+            if self._leaves(ref, group, keys):
+                self.tracker.truncate(ref, group, len(keys))
             for start, run in _without_holes(keys):
                 self._note(self.tracker.associate(ref, group, start, run))
                 self._holds.held_again(run)
         self._announcer.associated(ref, before)
+
+    def _leaves(self, ref: SessionRef, group: GroupId, chain: Sequence[BlockKey | None]) -> bool:
+        """Whether a chain leaves the session's old one before that ends (rewind, compaction):
+        what the old one has behind is of no use to it. A part of the old one leaves nothing."""
+        before = self.tracker.blocks(ref, group)
+        return len(before) > len(chain) and any(
+            old != new
+            for old, new in zip(before, chain, strict=False)
+            if old is not None and new is not None
+        )
 
     def _end(self, ref: SessionRef) -> None:
         """The application asked for it: what nobody else holds may be deleted."""

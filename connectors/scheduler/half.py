@@ -132,6 +132,9 @@ class SchedulerHalf:
         self.sessions.admitted(request.request_id, local_tokens)
         if self.pooling is None:
             return 0, False
+        if request.skip_reading_prefix_cache:
+            self.pooling.note_asked(request, local_tokens)
+            return 0, False
         return self.pooling.get_num_new_matched_tokens(request, local_tokens)
 
     def update_state_after_alloc(
@@ -181,12 +184,18 @@ class SchedulerHalf:
 
     # --- the rest ----------------------------------------------------------------------
 
-    def manage(self, request: Mapping[str, Any]) -> "dict[str, Any] | Future[dict[str, Any]]":
+    def manage(
+        self, request: Mapping[str, Any], *, asleep: bool = False
+    ) -> "dict[str, Any] | Future[dict[str, Any]]":
         """Answer a management request, or promise to. Never raises."""
         self.sessions.changed = True
+        if self.pooling is None:
+            return self.sessions.management.handle(request)
+        pooling = self.pooling.sessions
+        pooling.asleep = asleep
         answer = self.sessions.management.handle(request)
-        if self.pooling is not None:
-            self.pooling.sessions.tick()  # an idle engine takes no step
+        pooling.tick()  # an idle engine takes no step
+        pooling.asleep = False
         return answer
 
     def _closed(self, ref: SessionRef) -> None:

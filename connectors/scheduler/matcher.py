@@ -49,14 +49,13 @@ class HitMatcher:
         record.hit = None
         if not record.request.num_preemptions:
             record.gpu_tokens = local_tokens
-        limit = record.request.num_tokens - 1  # one token is left to compute, as in vLLM
-        limit -= limit % self._geometry.alignment_tokens
+        limit = self.loadable_tokens(record.request)
         if record.external_refused or record.job_id is not None or limit <= local_tokens:
             return 0, False
         if record.lookup is not None and self._clock() < record.lookup.deadline_s:
             return None, False
         plan = plan_hit(
-            self._group_keys(record.request, local_tokens, limit),
+            self.group_keys(record.request, local_tokens, limit),
             local_tokens,
             self._geometry.alignment_tokens,
             self._presence(record),
@@ -68,7 +67,13 @@ class HitMatcher:
         record.hit = plan.hit
         return plan.hit.external_tokens, True
 
-    def _group_keys(self, request: "Request", local: int, limit: int) -> list[GroupKeys]:
+    def loadable_tokens(self, request: "Request") -> int:
+        """Longest prefix of a request that need not be computed."""
+        limit = request.num_tokens - 1  # one token is left to compute, as in vLLM
+        return limit - limit % self._geometry.alignment_tokens
+
+    def group_keys(self, request: "Request", local: int, limit: int) -> list[GroupKeys]:
+        """By group: keys of the blocks between two lengths in tokens."""
         result = []
         for group in self._geometry.groups:
             first, stop = local // group.block_tokens, limit // group.block_tokens

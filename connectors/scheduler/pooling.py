@@ -15,6 +15,7 @@ from connectors.groups import CacheGeometry, GroupGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
 from connectors.scheduler.gpu_pool import GpuPool
+from connectors.scheduler.hit_planner import plan_hit
 from connectors.scheduler.load_tracker import LoadTracker, tell_residency
 from connectors.scheduler.lookup import LookupService
 from connectors.scheduler.manifests import Manifests
@@ -122,8 +123,9 @@ class PoolingHalf:
             wall_clock,
         )
         self.speeds = Speeds()
-        self._asked: set[str] = set()
-        """Requests that vLLM has asked about in this step and given no blocks yet."""
+        self._asked: dict[str, int] = {}
+        """Tokens that requests need blocks for, which vLLM has asked about in this step and
+        given none yet."""
         self._kv_cache_manager: KVCacheManager | None = None
         self._handshakes: dict[Rank, LayoutHandshake] = {}
         self._key_space: KeySpace | None = None
@@ -197,25 +199,36 @@ class PoolingHalf:
             return None, False
         answer = self._matcher.match(record, local_tokens, self.key_space())
         if answer[0] is not None:
-            self._asked.add(request.request_id)
+            self.note_asked(request, local_tokens)
         return answer
 
     def _awaits_prefetch(self, record: RequestRecord, local_tokens: int) -> bool:
-        """Whether blocks right behind the local hit are on their way into the pool: in a
-        moment they are hits, at most one batch from now."""
+        """Whether what is on its way into the pool makes the local hit longer: in a moment, at
+        most one batch from now."""
         if record.external_refused:
             return False
-        request = record.request
+        limit = self._matcher.loadable_tokens(record.request)
+        if limit <= local_tokens:
+            return False
+        groups = self._matcher.group_keys(record.request, local_tokens, limit)
+        alignment = self._geometry.alignment_tokens
+        plan = plan_hit(groups, local_tokens, alignment, self._prefetcher.presence)
+        return plan.hit.external_tokens > 0
+
+    def note_asked(self, request: "Request", local_tokens: int) -> None:
+        """vLLM is about to look for blocks for the request."""
+        self._asked[request.request_id] = request.num_tokens - local_tokens
+
+    def _is_pressed(self, scheduler_output: "SchedulerOutput") -> bool:
+        """Whether requests went without blocks in this step because there are too few free."""
+        asked, self._asked = self._asked, {}
+        if scheduler_output.preempted_req_ids:
+            return True
+        assert self._kv_cache_manager is not None
+        free = self._kv_cache_manager.block_pool.get_num_free_blocks()
         return any(
-            self._prefetcher.is_awaited(
-                self._geometry.keys_of(
-                    request,
-                    group,
-                    local_tokens // group.block_tokens,
-                    request.num_tokens // group.block_tokens,
-                )
-            )
-            for group in self._geometry.groups
+            sum(-(-tokens // group.block_tokens) for group in self._geometry.groups) > free
+            for tokens in asked.values()
         )
 
     def update_state_after_alloc(
@@ -223,7 +236,7 @@ class PoolingHalf:
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
         record = self._record_of(request)
-        self._asked.discard(request.request_id)
+        self._asked.pop(request.request_id, None)
         if external_tokens > 0 and record.hit is not None and record.job_id is None:
             hit, record.hit = record.hit, None
             self._loads.start(record, hit, external_tokens, blocks.blocks)
@@ -239,7 +252,7 @@ class PoolingHalf:
         Returns where a session's prompt came from.
         """
         record = self._records.pop(request.request_id, None)
-        self._asked.discard(request.request_id)
+        self._asked.pop(request.request_id, None)
         if record is None:
             return None
         if record.job_id is not None:
@@ -279,8 +292,7 @@ class PoolingHalf:
             if record is not None:
                 self._consider_saves(record, num_tokens)
         self.sessions.tick()
-        starved, self._asked = bool(self._asked or scheduler_output.preempted_req_ids), set()
-        self._prefetcher.relieve(pressed=starved)
+        self._prefetcher.relieve(pressed=self._is_pressed(scheduler_output))
         loads, cancelled = self._loads.take_commands()
         expired, taken = self.queue.expire(), self.queue.take()
         self._dropped(expired)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from connectors.metadata import NO_BLOCK_ID, BlockMove, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.gpu_pool import GpuPool
+from connectors.scheduler.hit_planner import Presence
 from connectors.scheduler.session_blocks import SessionBlock
 from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
 from spm.agent_hint import Edit, PrefetchTarget
@@ -46,6 +47,8 @@ class _Prefetch:
     handed_out: bool = False
     why: Status = Status.NOT_FOUND
     """What it ends as if nothing at all arrives."""
+    to_gpu: bool = False
+    """Some of it is to go into the GPU pool."""
     diverted: bool = False
     """Some of it went, or would have to go, where it was not asked for."""
     detail: str = ""
@@ -152,6 +155,7 @@ class Prefetcher:
         operation, to_host = prefetch.operation, missing[prefetch.room :]
         prefetch.room = min(prefetch.room, len(missing))
         self._prefetches[operation] = prefetch
+        prefetch.to_gpu = prefetch.room > 0
         rows = [(one, False) for one in missing[: prefetch.room]]
         if to_host and operation.edit.target is PrefetchTarget.GPU:
             prefetch.diverted = True
@@ -195,7 +199,9 @@ class Prefetcher:
         for run in _runs(works, self._config.batch_bytes):
             block_ids = self._places(run)
             if block_ids is None:
-                self._fail(run, "inference needs the room in the GPU pool")
+                for work in run:
+                    self._queue.done(WorkClass.PREFETCH, work.key)
+                self._fail(run, "inference needs the room in the GPU pool", Status.REJECTED)
                 continue
             self._note_wait(run)
             job_id = next(self._job_ids)
@@ -229,11 +235,11 @@ class Prefetcher:
 
     def relieve(self, *, pressed: bool) -> None:
         """Once a step, after vLLM has scheduled it: if requests did not get the blocks they
-        need, everything that is not through is given up."""
-        if not self._prefetches or self.pool is None:
+        need, everything on its way into the pool is given up."""
+        if self.pool is None or not (self._prefetches or self._filling):
             return
         if pressed or (self._filling and self.pool.num_free < self._reserve // 2):
-            for prefetch in list(self._prefetches.values()):
+            for prefetch in [one for one in self._prefetches.values() if one.to_gpu]:
                 prefetch.why = Status.REJECTED
                 self._give_up(prefetch, "given up: inference needs the room")
             self._cancel_jobs(job for job in self._jobs.values() if job.block_ids[0] != NO_BLOCK_ID)
@@ -317,8 +323,10 @@ class Prefetcher:
                 prefetch.operation.done_blocks += 1
         lost = [work for work in job.works if work not in arrived]
         if lost:
-            gone = LoadFailure.MISSING in job.failed.values()
-            self._fail(lost, "" if gone else "the store did not deliver all of it")
+            if LoadFailure.MISSING in job.failed.values():
+                self._fail(lost, "", Status.NOT_FOUND)
+            else:
+                self._fail(lost, "the store did not deliver all of it", Status.FAILED)
         for prefetch in self._owners(job.works):
             self._finish_if_through(prefetch)
 
@@ -344,7 +352,7 @@ class Prefetcher:
 
     def expire(self, works: Iterable[Transfer]) -> None:
         """These waited too long."""
-        self._fail(list(works), "the store is too busy")
+        self._fail(list(works), "the store is too busy", Status.FAILED)
 
     def loaded(self, work: Transfer, arrived: bool) -> None:
         """A request's load of a block has ended that a prefetch wanted too."""
@@ -358,9 +366,11 @@ class Prefetcher:
         """Whether anything is on its way into the GPU pool now."""
         return bool(self._filling)
 
-    def is_awaited(self, keys: Iterable[BlockKey]) -> bool:
-        """Whether one of these is on its way into the GPU pool now."""
-        return any(key in self._filling for key in keys)
+    def presence(self, key: BlockKey) -> Presence:
+        """Whether a request could hit the block in the GPU pool once what is on its way has
+        arrived."""
+        there = key in self._filling or (self.pool is not None and self.pool.find(key) is not None)
+        return Presence.HELD if there else Presence.ABSENT
 
     def knows(self, job_id: int) -> bool:
         """Whether a load is one of ours."""
@@ -384,15 +394,11 @@ class Prefetcher:
         found = (self._prefetches.get(o) for o in owners if isinstance(o, Operation))
         return [one for one in found if one is not None]
 
-    def _fail(self, works: Sequence[Transfer], detail: str) -> None:
+    def _fail(self, works: Sequence[Transfer], detail: str, why: Status) -> None:
         """These will not arrive, and what lies behind them in the prefix is not asked for."""
-        for work in works:
-            for prefetch in self._owners((work,)):
-                prefetch.left.discard(work.key)
-                prefetch.detail = prefetch.detail or detail
-                prefetch.why = Status.FAILED if detail else Status.NOT_FOUND
         for prefetch in self._owners(works):
-            self._give_up(prefetch, prefetch.detail)
+            prefetch.why = why
+            self._give_up(prefetch, detail)
 
     def _give_up(self, prefetch: _Prefetch, detail: str) -> None:
         """It ends with what has arrived. What is in flight still becomes cached blocks, but

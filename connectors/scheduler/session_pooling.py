@@ -66,6 +66,8 @@ class SessionPooling:
         self._salted: dict[SessionRef, None] = {}
         """Sessions whose blocks are named by an adapter's weights: vLLM knows them by other
         names."""
+        self.asleep = False
+        """Whether vLLM sleeps just now: its KV memory may be gone."""
         self.pool: GpuPool | None = None
         self.block_bytes: Mapping[GroupId, int] = {}
 
@@ -212,6 +214,8 @@ class SessionPooling:
     # --- parts of it -------------------------------------------------------------------
 
     def _refusal(self, ref: SessionRef, edit: Edit) -> Operation | None:
+        if self.asleep:
+            return ended(ref, edit, Status.REJECTED, "the engine sleeps or is paused")
         if len(self._operations) >= self._config.max_operations:
             return ended(ref, edit, Status.REJECTED, _TOO_MANY)
         return None

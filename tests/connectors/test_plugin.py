@@ -13,19 +13,20 @@ from connectors import plugin
 class SessionAwareConnector:
     """Answers like ours; found by its name."""
 
-    def manage(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"status": "ok", "asked": request["op"]}
+    def manage(self, request: dict[str, Any], *, asleep: bool) -> dict[str, Any]:
+        return {"status": "ok", "asked": request["op"], "asleep": asleep}
 
 
 class Other:
     """Another connector, which happens to have a method of that name."""
 
-    def manage(self, request: dict[str, Any]) -> dict[str, Any]:
+    def manage(self, request: dict[str, Any], *, asleep: bool) -> dict[str, Any]:
         raise AssertionError("not for this one")
 
 
-def core_with(connector: object) -> Any:  # noqa: ANN401
-    return SimpleNamespace(scheduler=SimpleNamespace(get_kv_connector=lambda: connector))
+def core_with(connector: object, *, asleep: bool = False) -> Any:  # noqa: ANN401
+    scheduler = SimpleNamespace(get_kv_connector=lambda: connector)
+    return SimpleNamespace(scheduler=scheduler, is_sleeping=lambda: asleep)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,10 @@ def core_with(connector: object) -> Any:  # noqa: ANN401
         SimpleNamespace(sub_connectors=[SimpleNamespace(sub_connectors=[SessionAwareConnector()])]),
     ],
 )
-def test_the_connector_answers(connector: object) -> None:
-    assert plugin.spm_manage(core_with(connector), {"op": "x"}) == {"status": "ok", "asked": "x"}
+@pytest.mark.parametrize("asleep", [False, True])
+def test_the_connector_answers(connector: object, asleep: bool) -> None:
+    answer = plugin.spm_manage(core_with(connector, asleep=asleep), {"op": "x"})
+    assert answer == {"status": "ok", "asked": "x", "asleep": asleep}
 
 
 @pytest.mark.parametrize("connector", [None, Other(), SimpleNamespace(sub_connectors=[Other()])])

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.e2e.conversations import tokens
+from tests.e2e.conversations import replay, tokens
 from tests.e2e.engine_process import EngineProcess, Turn
 from tests.e2e.stock import Stock
 
@@ -80,3 +80,17 @@ def start_afresh(engine: EngineProcess, stock: Stock) -> None:
     assert engine.drop_gpu_cache()
     engine.one([5])  # the step in which the reset is noticed
     engine.settle()
+
+
+def leave(engine: EngineProcess, stock: Stock, traffic: Traffic) -> None:
+    """Each session has a turn, is offloaded, and loses every block in the pool to others."""
+    replay(engine, stock.first)
+    for exchange in stock.first:
+        done = carry_out(engine, exchange.session, type="offload")
+        assert done["status"] == "ok"
+        assert done["done_blocks"] == done["blocks"] >= 6
+    assert engine.gauges()["spm:sam_protected_blocks|"] == 0
+    traffic.overwrite(engine)
+    for exchange in stock.first:
+        where = residency(engine, exchange.session)
+        assert (where["gpu"], where["remote"]) == (0, where["blocks"])

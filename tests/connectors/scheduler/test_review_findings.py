@@ -6,16 +6,15 @@ from typing import Any, cast
 import pytest
 from vllm.v1.core.sched.interface import PauseState
 
-from connectors.metadata import NO_BLOCK_ID, StepCommands
+from connectors.metadata import NO_BLOCK_ID, LoadFailure, StepCommands
 from connectors.plugin import spm_manage
-from spm.work import WorkClass
-from tests.connectors.scheduler.scenarios import Build, parts, right, until
+from spm.residency import Tier
+from tests.connectors.scheduler.scenarios import Build, parts, right
 from tests.connectors.scheduler.simulated_engine import Engine
 from tests.connectors.scheduler.simulated_worker import Conditions
 from tests.connectors.scheduler.test_session_operations import (
     PROMPT,
     SESSION,
-    moved,
     overwrite,
     resumed,
     turn,
@@ -39,8 +38,9 @@ def test_a_prefetch_that_finds_no_room_leaves_nothing_in_flight(build: Build) ->
     engine = build(num_blocks=41, extra={"prefetch_reserve_share": 0.5})
     turn(engine)
     overwrite(engine)
+    engine.add("other", [55, *range(3, 43)])
+    engine.step()  # the store is asked about it: it takes 11 blocks in the next step
     engine.edit("s", {"type": "prefetch"})
-    engine.add("other", [55, *range(3, 43)])  # takes 11 blocks in the very step
     for _ in range(60):
         engine.step()
     assert engine.operation()["done"]
@@ -124,25 +124,28 @@ def test_a_full_step_is_no_pressure_on_the_pool(build: Build) -> None:
 
 
 @full
-def test_a_prefetch_does_not_keep_the_cache_from_being_reset(build: Build) -> None:
-    """An engine without a single request: stock vLLM resets its cache, always. Whoever ignores
-    the answer serves KV of the old weights."""
+def test_a_prefetch_delays_a_reset_by_a_step_and_nothing_of_it_survives(build: Build) -> None:
+    """Blocks that are being filled cannot be given back at once: vLLM's answer is False, as it
+    is while a request runs. Asked again, it is reset."""
     conditions = Conditions()
     engine = build(conditions=conditions, num_blocks=96)
     turn(engine)
-    turn(engine, session="stays", name="stays")
-    overwrite_prompt = [77, *range(3, 63)]
-    engine.add("warm", overwrite_prompt)
-    engine.run()
-    conditions.load_steps = lambda: 30
     engine.forget_gpu()
-    engine.add("warm2", overwrite_prompt)
-    engine.run()
+    conditions.load_steps = lambda: 30
     engine.edit("s", {"type": "prefetch"})
     engine.step()
     engine.step()
     assert not engine.scheduler.requests
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.step()
+    engine.step()
     assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run()
+    prompt = resumed(engine)
+    engine.add("again", prompt, session="s")
+    engine.run()
+    right(engine, again=prompt)
+    assert engine.local_hits["again"] == 0
 
 
 @full
@@ -204,4 +207,49 @@ def test_pressure_on_the_gpu_pool_does_not_end_a_prefetch_into_the_host(build: B
     assert engine.operation()["status"] == "ok"
 
 
-__all__ = ["WorkClass", "moved", "pytest", "until"]
+@parts("hybrid")
+@pytest.mark.parametrize("free", [38, 45, 51])
+def test_a_store_that_goes_down_does_not_hang_a_full_engine(build: Build, free: int) -> None:
+    """Loads fail as a whole. vLLM promotes the first request, frees its blocks, finds no room to
+    compute all of it and looks no further: those behind it keep theirs, and nothing ever moves."""
+    conditions = Conditions(tier=Tier.HOST)
+    engine = build(conditions=conditions, num_blocks=100)
+    heads = {f"r{n}": [50 + n, *range(3, 39 + 28 * (n == 3))] for n in range(4)}
+    for name, prompt in heads.items():
+        engine.add(f"store {name}", prompt)
+        engine.run()
+        engine.forget_gpu()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    others = pool.get_new_blocks(99 - free)
+    conditions.load_steps = lambda: 5
+    conditions.fails = lambda rank, key: LoadFailure.STORE
+    prompts = {n: [*head, *([9] if n == "r3" else range(80, 110))] for n, head in heads.items()}
+    for name, prompt in prompts.items():
+        engine.add(name, prompt)
+    for _ in range(300):
+        engine.step()
+    assert prompts.keys() <= engine.ended.keys()
+    right(engine, **prompts)
+    pool.free_blocks(others)
+
+
+@full
+def test_free_blocks_that_a_request_hits_are_no_room_for_it(build: Build) -> None:
+    """What it hits is free as well and is taken first: counting only what lies behind the hit
+    overlooks that it does not fit."""
+    conditions = Conditions()
+    engine = build(conditions=conditions, num_blocks=61, extra={"prefetch_reserve_share": 0.0})
+    turn(engine)
+    overwrite(engine)
+    prefix = [99, *range(3, 3 + 99)]
+    engine.add("before", prefix)
+    engine.run()
+    conditions.load_steps = lambda: 150
+    engine.edit("s", {"type": "prefetch"})
+    engine.step()
+    engine.step()
+    free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    assert 30 < free < 48
+    engine.add("big", [*prefix, *range(3, 3 + 85)], max_tokens=1)
+    assert steps_until_ended(engine, "big") < 50
+    engine.run()

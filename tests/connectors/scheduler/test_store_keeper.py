@@ -432,9 +432,9 @@ def test_the_store_is_asked_how_full_it_is_once_an_interval(make: MakeRig) -> No
     rig = make(capabilities=SAYS)
     assert len(rig.calls("capacity")) == 1, "at the start"
     rig.store.fullness = StoreCapacity(5, 8)
-    rig.after(9.9, steps=10)
+    rig.after(9.5, steps=19)
     assert rig.calls() == []
-    rig.after(30.1, steps=301)
+    rig.after(30.5, steps=61)
     assert len(rig.calls("capacity")) == 4
     assert rig.store.deadlines_s[-1] <= rig.clock.now_s + SpmConfig().batch_deadline_s
     assert fullness(rig) == (5, 8)
@@ -463,8 +463,7 @@ def test_what_a_store_said_last_holds_until_it_says_something_else(make: MakeRig
     rig.store.failure = None
     rig.store.fullness = None
     rig.after(20.0, steps=40)
-    assert fullness(rig) == (None, None)
-    assert rig.keeper.breaker_state is BreakerState.CLOSED, "and so do answers"
+    assert fullness(rig) == (None, None), "the breaker has let it be asked again"
 
 
 def test_nobody_looks_how_full_a_store_is_while_keys_are_due(make: MakeRig) -> None:

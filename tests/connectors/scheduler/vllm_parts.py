@@ -58,7 +58,12 @@ SLIDING = (Attention(4, window=9),)
 
 def kv_cache_config(model: Sequence[Attention], num_blocks: int) -> KVCacheConfig:
     groups = [KVCacheGroupSpec([f"layer{i}"], part.spec()) for i, part in enumerate(model)]
-    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    return KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=0,
+    )
 
 
 def write_model(directory: Path) -> Path:

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import aiohttp
 
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, from a
 
 from benchmarks.report import Options, Report
 from benchmarks.served import Server, random_prompt
-from spm.client import AsyncSpmClient, EditOutcome, EngineStatus, HttpStatusError
+from spm.client import AsyncSpmClient, EditOutcome, EngineStatus, HttpStatusError, calls
 from spm.demo.model import ensure_model
 from spm.demo.redis_process import running_redis
 from spm.demo.server import ConnectorSettings, ServerSpec, running_server
@@ -46,11 +47,23 @@ _BEYOND_TOKENS = 5
 _MAX_OPERATIONS = 16
 _PROTECTED_SHARE = 0.9
 _REST_S = 0.4
-_SETTLE_TIMEOUT_S = 10.0
+_STORM_S = 0.1
+"""An ordinary request comes at some moment in the first so many seconds of a storm."""
+_SETTLE_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 _REFUSED = "rejected"
 
+T = TypeVar("T")
 Times = dict[str, list[float]]
+Ask = Callable[[str], Coroutine[None, None, None]]
+
+
+class Send(Protocol):
+    """Carries a management call out."""
+
+    async def __call__(self, call: calls.Call[T]) -> T:
+        """Raises :class:`spm.client.HttpStatusError` for a refusal."""
+        ...
 
 
 @dataclass
@@ -97,8 +110,13 @@ def left_over(engine: EngineStatus) -> int:
 class Storm:
     """The stored sessions of one server, and what they ask for."""
 
-    def __init__(self, spm: AsyncSpmClient, rng: random.Random, outcomes: Outcomes) -> None:
+    def __init__(
+        self, spm: AsyncSpmClient, send: Send, rng: random.Random, outcomes: Outcomes
+    ) -> None:
+        """``send`` carries the calls of a storm out: a cheap way, because what it costs would
+        count as what the server takes."""
         self._spm = spm
+        self._send = send
         self._rng = rng
         self._outcomes = outcomes
         self.names = [f"stored-{number}" for number in range(_SESSIONS)]
@@ -112,7 +130,7 @@ class Storm:
         """Ask for one session, and wait for what becomes of it."""
         self._outcomes.asked += 1
         try:
-            answer = await self._spm.prefetch(name)
+            answer = await self._send(calls.prefetch(name))
         except HttpStatusError as error:
             self._outcomes.statuses[error.status or str(error.code)] += 1
             return
@@ -132,14 +150,21 @@ class Storm:
     async def look(self, name: str) -> None:
         """Ask what is known about one session; the answer does not matter."""
         with contextlib.suppress(HttpStatusError):
-            await self._spm.get_session(name)
+            await self._send(calls.get_session(name))
 
     async def offload(self, names: Sequence[str]) -> None:
-        """Have sessions stored, and what they have in the pool released."""
-        for at in range(0, len(names), _MAX_OPERATIONS):
-            asked = [await self._spm.offload(name) for name in names[at : at + _MAX_OPERATIONS]]
-            done = [await self._spm.wait(one.operation_id) for one in asked]
-            assert all(one.status == "ok" for one in done), [one.raw for one in done]
+        """Have sessions stored, and what they have in the pool released; asks again for those
+        that a busy store did not confirm."""
+        give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        left = list(names)
+        while left:
+            now, left = left[:_MAX_OPERATIONS], left[_MAX_OPERATIONS:]
+            asked = {name: await self._spm.offload(name) for name in now}
+            for name, one in asked.items():
+                done = await self._spm.wait(one.operation_id)
+                if done.status != "ok":
+                    assert time.monotonic() < give_up_s, done.raw
+                    left.append(name)
 
     async def settle(self) -> None:
         """Until nothing goes on, at most some seconds; what is left then has leaked."""
@@ -156,25 +181,29 @@ async def _fill(server: Server, storm: Storm, rng: random.Random) -> None:
     """Most of the pool is kept for some sessions; many more are stored and released."""
     size = _SESSION_BLOCKS * _BLOCK_TOKENS + _BEYOND_TOKENS
     for name in storm.names:
-        hint = {"agent_hint": {"session_id": name}}
-        await server.ttft(random_prompt(rng, size), hint)
+        await server.ttft(random_prompt(rng, size), {"agent_hint": {"session_id": name}})
     await storm.settle()
     await storm.offload(storm.names)
     for number in range(_KEPT_SESSIONS):
-        kept = {"type": "ephemeral", "ttl": _KEPT_TTL_S}
-        hint = {"agent_hint": {"session_id": f"kept-{number}", "cache_control": kept}}
+        ttl: dict[str, object] = {"cache_control": {"type": "ephemeral", "ttl": _KEPT_TTL_S}}
+        hint = {"agent_hint": {**ttl, "session_id": f"kept-{number}"}}
         await server.ttft(random_prompt(rng, _KEPT_BLOCKS * _BLOCK_TOKENS + _BEYOND_TOKENS), hint)
     await storm.settle()
 
 
 async def _repeat(server: Server, storm: Storm, rng: random.Random, times: Times) -> None:
     """An ordinary request alone, amid as many questions, and amid a storm."""
-    asks = {"without": None, "calls": storm.look, "with": storm.prefetch}
+    asks: dict[str, Ask | None] = {
+        "without": None,
+        "calls": storm.look,
+        "with": storm.prefetch,
+    }
     for arm in rng.sample(list(asks), len(asks)):
         prompt = random_prompt(rng, _ORDINARY_TOKENS)
         await asyncio.sleep(_REST_S)
         ask = asks[arm]
         others = [asyncio.create_task(ask(name)) for name in storm.shuffled()] if ask else []
+        await asyncio.sleep(rng.uniform(0.0, _STORM_S))
         times[arm].append(await server.ttft(prompt))
         await asyncio.gather(*others)
         await storm.settle()
@@ -203,15 +232,21 @@ async def _serve_and_measure(options: Options, repeats: int, report: Report) -> 
             management=True,
         )
         url = await stack.enter_async_context(running_server(spec))
-        timeout = aiohttp.ClientTimeout(total=300)
-        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=300),
+                connector=aiohttp.TCPConnector(keepalive_timeout=_REST_S),  # vLLM's is 5 s
+            )
+        )
         spm = await stack.enter_async_context(AsyncSpmClient(url))
-        server, storm = Server(http, url), Storm(spm, rng, outcomes)
+        server = Server(http, url)
+        storm = Storm(spm, server.send, rng, outcomes)
         await _fill(server, storm, rng)
         await _repeat(server, storm, rng, defaultdict(list))  # warms up: its times are not counted
         for number in range(1, repeats + 1):
-            print(f"  repeat {number} of {repeats}", flush=True)
             await _repeat(server, storm, rng, times)
+            seconds = ", ".join(f"{series[-1]:.2f} s {arm}" for arm, series in times.items())
+            print(f"  repeat {number} of {repeats}: {seconds}", flush=True)
         (engine,) = (await spm.status()).engines
         assert engine.gpu is not None
         report.counts["protected_blocks"] = engine.gpu.protected_blocks

@@ -5,16 +5,20 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import httpx
 
+from spm.client.answers import read_answer
+from spm.client.calls import Call
 from spm.demo.metrics_client import TokenSources, read_sources, settled_sources
 from spm.demo.server import SERVED_NAME
 
 _VOCABULARY = 40_000
 _SETTLE_TIMEOUT_S = 30.0
 _POLL_S = 0.1
+T = TypeVar("T")
 
 
 class Server:
@@ -38,6 +42,18 @@ class Server:
                     first = time.perf_counter() - started
         assert first is not None
         return first
+
+    async def send(self, call: Call[T]) -> T:
+        """Carry a management call out, as the clients do, at a fraction of their time."""
+        async with self._http.request(
+            call.method,
+            f"{self.url}{call.path}",
+            params=call.params,
+            headers=call.headers,
+            data=call.body,
+        ) as response:
+            content = await response.read()
+        return call.parse(read_answer(httpx.Response(response.status, content=content)))
 
     async def drop_gpu_cache(self) -> None:
         """Empty the GPU pool's prefix cache; other tiers stay."""

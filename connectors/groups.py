@@ -61,6 +61,11 @@ class CacheGeometry:
     adapters: AdapterIdentities = field(default_factory=AdapterIdentities, compare=False)
 
     @property
+    def has_windows(self) -> bool:
+        """Whether some group attends to a sliding window only."""
+        return any(group.window_tokens is not None for group in self.groups)
+
+    @property
     def keeps_prefix_of_failed_load(self) -> bool:
         """Whether the blocks before the first failed one are enough to go on from there.
 

@@ -91,6 +91,8 @@ class StepCommands(KVConnectorMetadata):
     linger: bool = False
     """The scheduler half waits for somebody else than its workers: a step that computes
     nothing waits briefly even if nothing moves on a rank."""
+    promoted_jobs: list[int] = field(default_factory=list)
+    """Prefetches that a request waits for by now."""
 
 
 @dataclass(slots=True)

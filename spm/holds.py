@@ -57,6 +57,11 @@ class KeyHolds:
                     self._released.pop(key, None)
                     self._deletable.pop(key, None)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to take: most steps have nothing."""
+        return bool(self._changed or self._released or self._deletable)
+
     def take_holds(self, until_s: Callable[[SessionRef], float], limit: int) -> list[Hold]:
         """Changed sessions' keys, longest waiting first, until there are ``limit`` keys."""
         taken: list[Hold] = []

@@ -114,6 +114,11 @@ class SessionAwarePoolingManager:
         deadline_s = self._wheel.deadline_s(ref)
         return 0.0 if deadline_s is None else deadline_s
 
+    @property
+    def has_key_news(self) -> bool:
+        """Whether one of the next three has something."""
+        return self._holds.has_news
+
     def take_holds(self) -> list[Hold]:
         """Keys of sessions whose keys or time to hold them have changed, each session once;
         the rest with the next call if there are very many. Empty without a remote store."""

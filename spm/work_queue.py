@@ -229,6 +229,11 @@ class WorkQueue(Generic[T, O]):
         return self._flight.size_bytes[work_class]
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits."""
+        return any(self._waiting.values())
+
+    @property
     def busy(self) -> bool:
         """Whether anything waits or is in flight."""
         return bool(self._flight.total_bytes) or any(self._waiting.values())

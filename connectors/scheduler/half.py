@@ -133,7 +133,7 @@ class SchedulerHalf:
         if self.pooling is None:
             return 0, False
         if request.skip_reading_prefix_cache:
-            self.pooling.note_asked(request, local_tokens)
+            self.pooling.note_asked(request)
             return 0, False
         return self.pooling.get_num_new_matched_tokens(request, local_tokens)
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.request import RequestStatus
+
 from connectors.groups import CacheGeometry, GroupGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
@@ -123,9 +125,8 @@ class PoolingHalf:
             wall_clock,
         )
         self.speeds = Speeds()
-        self._asked: dict[str, int] = {}
-        """Tokens that requests need blocks for, which vLLM has asked about in this step and
-        given none yet."""
+        self._asked: dict[str, Request] = {}
+        """Requests that vLLM has asked about in this step and given no blocks yet."""
         self._kv_cache_manager: KVCacheManager | None = None
         self._handshakes: dict[Rank, LayoutHandshake] = {}
         self._key_space: KeySpace | None = None
@@ -197,9 +198,11 @@ class PoolingHalf:
         record = self._record_of(request)
         if self._prefetcher.is_filling and self._awaits_prefetch(record, local_tokens):
             return None, False
+        if record.external_refused and self._lets_others_pass(request):
+            return None, False
         answer = self._matcher.match(record, local_tokens, self.key_space())
         if answer[0] is not None:
-            self.note_asked(request, local_tokens)
+            self.note_asked(request)
         return answer
 
     def _awaits_prefetch(self, record: RequestRecord, local_tokens: int) -> bool:
@@ -208,28 +211,60 @@ class PoolingHalf:
         if record.external_refused:
             return False
         limit = self._matcher.loadable_tokens(record.request)
+        alignment, windows = self._geometry.alignment_tokens, self._geometry.has_windows
+        if not windows:  # one more block is a longer hit, and all there is to look at
+            limit = min(limit, local_tokens + alignment)
         if limit <= local_tokens:
             return False
         groups = self._matcher.group_keys(record.request, local_tokens, limit)
-        alignment = self._geometry.alignment_tokens
         plan = plan_hit(groups, local_tokens, alignment, self._prefetcher.presence)
-        return plan.hit.external_tokens > 0
+        if plan.hit.external_tokens <= 0:
+            return False
+        self._prefetcher.promote(key for keys in plan.hit.keys.values() for key in keys.values())
+        return True
 
-    def note_asked(self, request: "Request", local_tokens: int) -> None:
+    def _lets_others_pass(self, request: "Request") -> bool:
+        """Whether a request whose load has failed has to wait for others' to be taken in.
+
+        It needs all its blocks anew. If they are not free, vLLM looks no further in its queue,
+        and requests behind it whose loads have ended would hold their blocks for ever.
+        """
+        return self._blocks_for(request.num_tokens) > self._num_free and any(
+            other.job_id is None
+            and other.request is not request
+            and other.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            for other in self._records.values()
+        )
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return sum(-(-num_tokens // group.block_tokens) for group in self._geometry.groups)
+
+    @property
+    def _num_free(self) -> int:
+        assert self._kv_cache_manager is not None
+        return self._kv_cache_manager.block_pool.get_num_free_blocks()
+
+    def note_asked(self, request: "Request") -> None:
         """vLLM is about to look for blocks for the request."""
-        self._asked[request.request_id] = request.num_tokens - local_tokens
+        self._asked[request.request_id] = request
 
     def _is_pressed(self, scheduler_output: "SchedulerOutput") -> bool:
-        """Whether requests went without blocks in this step because there are too few free."""
-        asked, self._asked = self._asked, {}
+        """Whether requests went without blocks in this step because there are too few free.
+
+        Blocks they hit are counted as needed: those that are free are taken too.
+        """
+        asked, self._asked = list(self._asked.values()), {}
+        if not self._prefetcher.is_filling:
+            return False
         if scheduler_output.preempted_req_ids:
             return True
-        assert self._kv_cache_manager is not None
-        free = self._kv_cache_manager.block_pool.get_num_free_blocks()
-        return any(
-            sum(-(-tokens // group.block_tokens) for group in self._geometry.groups) > free
-            for tokens in asked.values()
-        )
+        # Those whose load has ended are not asked about again.
+        asked += [
+            record.request
+            for record in self._records.values()
+            if record.request.status is RequestStatus.WAITING and record.request.num_computed_tokens
+        ]
+        return any(self._blocks_for(one.num_tokens) > self._num_free for one in asked)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
@@ -294,14 +329,17 @@ class PoolingHalf:
         self.sessions.tick()
         self._prefetcher.relieve(pressed=self._is_pressed(scheduler_output))
         loads, cancelled = self._loads.take_commands()
-        expired, taken = self.queue.expire(), self.queue.take()
-        self._dropped(expired)
+        taken: Mapping[WorkClass, list[Transfer]] = {}
+        if self.queue.has_waiting:
+            self._dropped(self.queue.expire())
+            taken = self.queue.take()
         prefetches = self._prefetcher.hand_out(taken.get(WorkClass.PREFETCH, ()))
         return StepCommands(
             self.key_space(),
             has_forward=scheduler_output.total_num_scheduled_tokens > 0,
             loads=[*loads, *prefetches],
             cancelled_jobs=[*cancelled, *self._prefetcher.take_cancelled()],
+            promoted_jobs=self._prefetcher.take_promoted(),
             saves=self._saves.hand_out(
                 [*taken.get(WorkClass.SAVE, ()), *taken.get(WorkClass.OFFLOAD, ())]
             ),
@@ -402,8 +440,8 @@ class PoolingHalf:
         self._loads.cancel_all()
         self._prefetcher.cancel_all()
         self._offloader.cancel_all()
-        if self._keeper is not None:
-            self._keeper.use(None)
+        if self._handshakes:
+            self.key_space()  # so that what is held from now on has a name
         for record in self._records.values():
             record.hit = None
             record.lookup = None  # its answer is about keys of the old space

@@ -66,6 +66,7 @@ class _Job:
     remote_keys: set[BlockKey] = field(default_factory=set)
     """Those that some rank had to ask the remote store for."""
     cancelled: bool = False
+    promoted: bool = False
 
 
 class Prefetcher:
@@ -100,6 +101,7 @@ class Prefetcher:
         self._filling: dict[BlockKey, int] = {}
         """Keys on their way into the GPU pool, by job."""
         self._cancelled: list[int] = []
+        self._promoted: list[int] = []
 
     # --- asking ------------------------------------------------------------------------
 
@@ -197,6 +199,10 @@ class Prefetcher:
         """Loads to command in this step for what the queue let go."""
         commands = []
         for run in _runs(works, self._config.batch_bytes):
+            if not self._owners(run):  # given up since the queue let it go
+                for work in run:
+                    self._queue.done(WorkClass.PREFETCH, work.key)
+                continue
             block_ids = self._places(run)
             if block_ids is None:
                 for work in run:
@@ -257,6 +263,19 @@ class Prefetcher:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
+    def promote(self, keys: Iterable[BlockKey]) -> None:
+        """A request waits for these: they are to arrive as soon as if it loaded them itself."""
+        for job_id in {self._filling[key] for key in keys if key in self._filling}:
+            job = self._jobs[job_id]
+            if not job.promoted:
+                job.promoted = True
+                self._promoted.append(job_id)
+
+    def take_promoted(self) -> list[int]:
+        """Jobs that go with the loads of requests from now on."""
+        promoted, self._promoted = self._promoted, []
+        return promoted
+
     def take_result(self, result: LoadResult, *, stale: bool) -> None:
         """One rank's answer to one of our loads."""
         job = self._jobs[result.job_id]
@@ -300,7 +319,8 @@ class Prefetcher:
             assert place is not None
             block = pool.publish(work.key, block_ids[work.key], place.end_tokens)
             restored.append(RestoredBlock(place.group, place.index, block))
-            self.on_published(work.key, ref)
+            if block.block_id == block_ids[work.key]:
+                self.on_published(work.key, ref)
         return restored
 
     def _tell(self, job: _Job, arrived: Sequence[Transfer], owners: Sequence[_Prefetch]) -> None:

@@ -333,19 +333,9 @@ class SessionPooling:
         in what it found out. Costs little when nothing has."""
         keeper = self._keeper
         if keeper is None:
-            self._manager.take_holds()
-            self._manager.take_released()
-            self._manager.take_deletable()
             return
-        for keys, until_s in self._manager.take_holds():
-            keeper.hold(keys, until_s)
-        released, deletable = self._manager.take_released(), self._manager.take_deletable()
-        if released:
-            keeper.drop(released)
-        if deletable:
-            keeper.drop(deletable)  # a touch would give them their lifetime back
-            keeper.delete(deletable)
-            self._manager.handle(events.BlocksDoubted(deletable))
+        if self._manager.has_key_news:
+            self._tell(keeper)
         if self._manifests is not None:
             self._manifests.write_changed()
         for news in keeper.poll():
@@ -356,6 +346,17 @@ class SessionPooling:
                     self._manifests.take_answer(news.number, news.content)
             else:
                 self._manager.handle(news)
+
+    def _tell(self, keeper: StoreKeeper) -> None:
+        """Which keys are to be kept alive, which no longer, and which may go."""
+        for keys, until_s in self._manager.take_holds():
+            keeper.hold(keys, until_s)
+        keeper.drop(self._manager.take_released())
+        deletable = self._manager.take_deletable()
+        if deletable:
+            keeper.drop(deletable)  # a touch would give them their lifetime back
+            keeper.delete(deletable)
+            self._manager.handle(events.BlocksDoubted(deletable))
 
     def stored(self, keys: Sequence[BlockKey]) -> None:
         """The remote store has acknowledged these: those that sessions hold are kept alive."""

@@ -59,7 +59,7 @@ class SessionHooks:
         clock: Callable[[], float],
     ) -> None:
         self._geometry = geometry
-        self._has_windows = any(group.window_tokens is not None for group in geometry.groups)
+        self._has_windows = geometry.has_windows
         self._clock = clock
         self._tick = 0
         self._tenants = TenantVerifier()

@@ -98,6 +98,11 @@ class TransferQueue:
         """See :meth:`spm.work_queue.WorkQueue.cancel`."""
         return self._works.cancel(owner)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits: most steps have nothing to hand out."""
+        return self._works.has_waiting
+
     def take(self) -> dict[WorkClass, list[Transfer]]:
         """What may start with this step, by class."""
         taken: dict[WorkClass, list[Transfer]] = {}

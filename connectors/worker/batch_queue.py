@@ -26,7 +26,7 @@ class Batch:
 
 
 class BatchQueue:
-    """``put``, ``drop`` and ``close`` belong to the worker's main thread, ``take`` and
+    """``put``, ``drop``, ``promote`` and ``close`` belong to the worker's main thread, ``take`` and
     ``done`` to the load threads."""
 
     def __init__(self) -> None:
@@ -40,14 +40,22 @@ class BatchQueue:
     def put(self, job: LoadJob, batches: Sequence[Batch]) -> None:
         """All batches of one job, at least one. They are taken in this order."""
         with self._changed:
-            self._waiting[job.command.work][job] = deque(batches)
+            self._waiting[job.work][job] = deque(batches)
             self._changed.notify_all()
 
     def drop(self, job: LoadJob) -> None:
         """Forget what still waits of a job; batches that were taken go on."""
         with self._changed:
-            self._waiting[job.command.work].pop(job, None)
+            self._waiting[job.work].pop(job, None)
             self._changed.notify_all()
+
+    def promote(self, job: LoadJob) -> None:
+        """A request waits for the job by now: what still waits of it goes with the loads."""
+        with self._changed:
+            batches = self._waiting[job.work].pop(job, None)
+            job.work = WorkClass.LOAD
+            if batches:
+                self._waiting[job.work][job] = batches
 
     def take(self) -> Batch | None:
         """Wait for the next batch, to be followed by :meth:`done`; ``None``: closed."""

@@ -177,9 +177,11 @@ class WorkerHalf:
         commands = self._take_commands()
         for command in commands.loads:
             self._loader.submit(command, commands.key_space)
+        for job_id in commands.promoted_jobs:
+            self._loader.promote(job_id)
         for job_id in commands.cancelled_jobs:
             self._loader.cancel(job_id)
-        commands.loads, commands.cancelled_jobs = [], []
+        commands.loads, commands.cancelled_jobs, commands.promoted_jobs = [], [], []
 
     def save(self) -> None:
         """After the forward pass, if there is one: copy out what the step computed, and

@@ -25,6 +25,8 @@ class LoadJob:
         self, command: LoadCommand, num_batches: int, started_s: float, deadline_s: float
     ) -> None:
         self.command = command
+        self.work = command.work
+        """Its class by now; owned by the queue of batches."""
         self.started_s = started_s
         self.deadline_s = deadline_s
         self.lock = threading.Lock()

@@ -85,7 +85,7 @@ def test_outcomes_are_the_last_word_and_refusals_count() -> None:
     async def ask() -> list[str]:
         transport = httpx.MockTransport(answers)
         async with AsyncSpmClient("http://test", transport=transport) as spm:
-            storm = Storm(spm, random.Random(1), outcomes)
+            storm = Storm(spm, spm.call, random.Random(1), outcomes)
             for name in ("a", "b", "c", "d"):
                 await storm.prefetch(name)
             return storm.take_fetched() + storm.take_fetched()

@@ -117,7 +117,7 @@ def test_a_corrupt_value_ends_a_prefetch_and_is_never_published(place: Place) ->
     exchange = place.stock.partly[_SESSIONS][0]
     with place.redis.client() as client:
         name = engine.stored_names(exchange.session)[-1][_BROKEN]
-        value = bytearray(client.get(name))  # type: ignore[arg-type]
+        value = bytearray(client.get(name))
         value[-1] ^= 0x10
         client.set(name, bytes(value))
     done = carry_out(engine, exchange.session, type="prefetch")

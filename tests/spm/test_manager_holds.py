@@ -239,7 +239,9 @@ class HoldsMachine(RuleBasedStateMachine):
         self.bench.handle(BlocksAssociated(ref, {G0: keys}), RequestEnded(ref))
         self.settle()
         before = self.held()
-        self.blocks[ref] = [*keys, *self.blocks.get(ref, [])[len(keys) :]]
+        old = self.blocks.get(ref, [])
+        stays = old[: len(keys)] == keys[: len(old)]  # else the old chain was left
+        self.blocks[ref] = [*keys, *(old[len(keys) :] if stays else [])]
         self.lose(before, asked=False)
         for known in (self.orphaned, self.released, self.deletable):
             known.difference_update(keys)

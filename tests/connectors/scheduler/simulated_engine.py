@@ -90,6 +90,7 @@ class Engine:
         save_inflight_bytes: int = 1 << 17,
         value_bytes: int = 1 << 13,
         extra: dict[str, Any] | None = None,
+        sparse: bool = False,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         self.conditions = conditions
@@ -107,7 +108,7 @@ class Engine:
             "save_inflight_bytes": save_inflight_bytes,
             **(extra or {}),
         }
-        kv_cache = vllm_parts.kv_cache_config(model, num_blocks)
+        kv_cache = vllm_parts.kv_cache_config(model, num_blocks, sparse=sparse)
         config = vllm_parts.vllm_config(
             directory,
             model,

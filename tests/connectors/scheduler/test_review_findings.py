@@ -1,4 +1,4 @@
-"""What a review of prefetch, offload and their neighbours found; each test fails until it is fixed."""
+"""What a review of prefetch, offload and their neighbours found."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -56,13 +56,17 @@ UNEVEN = (Attention(8), Attention(4, window=10))
 SLIDING = (Attention(4, window=9),)
 
 
-def kv_cache_config(model: Sequence[Attention], num_blocks: int) -> KVCacheConfig:
+def kv_cache_config(
+    model: Sequence[Attention], num_blocks: int, *, sparse: bool = False
+) -> KVCacheConfig:
+    """``sparse``: of a sliding window only what a hit at the prompt's end needs is published,
+    which is vLLM's default; else every block is."""
     groups = [KVCacheGroupSpec([f"layer{i}"], part.spec()) for i, part in enumerate(model)]
     return KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=groups,
-        prefix_cache_retention_interval=0,
+        prefix_cache_retention_interval=0 if sparse else None,
     )
 
 

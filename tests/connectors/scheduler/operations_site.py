@@ -10,7 +10,8 @@ from spm.residency import Tier
 from spm.sam.manager import SessionAwareManager
 from tests.connectors.scheduler.simulated_engine import Engine, expected_output
 from tests.connectors.scheduler.simulated_worker import SimulatedWorkerHalf
-from tracker.ids import BlockKey, SessionRef
+from tests.spm.sam.kit import ref_of
+from tracker.ids import BlockKey
 
 SESSIONS = ("a", "b", "c")
 MAX_TOKENS = 4
@@ -184,9 +185,9 @@ class Site:
             assert engine.ended[name] in ("length", "abort")
             self.found_right.add(name)
         for block in self.pool._pool.blocks:
-            key = block.block_hash
-            for worker in engine.workers if key is not None else ():
-                worker._checked(BlockKey(bytes(key)), block.block_id)
+            if block.block_hash is not None:
+                for worker in engine.workers:
+                    worker._checked(BlockKey(bytes(block.block_hash)), block.block_id)
         assert all(promise.done() for promise in self.promises)
         self.check()
         assert self._going_on() == 0
@@ -233,12 +234,12 @@ class Site:
     def sessions(self) -> list[str]:
         """Those that are open."""
         page = self.engine.half.manager.tracker.page(DEFAULT_TENANT, None, len(SESSIONS))
-        return [ref.session_id for ref in page]
+        return [str(ref.session_id) for ref in page]
 
     def keys(self) -> set[BlockKey]:
         """Of all open sessions."""
         keys_of = self.engine.half.manager.tracker.keys_of
-        return {key for one in self.sessions() for key in keys_of(SessionRef(DEFAULT_TENANT, one))}
+        return {key for one in self.sessions() for key in keys_of(ref_of(one))}
 
     def end_all(self) -> None:
         """Nothing is left of sessions that have ended, here or in the store."""

@@ -20,7 +20,13 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from connectors.groups import cache_geometry
-from connectors.metadata import NO_BLOCK_ID, LayoutHandshake, NoCommands, StepCommands
+from connectors.metadata import (
+    NO_BLOCK_ID,
+    LayoutHandshake,
+    LoadCommand,
+    NoCommands,
+    StepCommands,
+)
 from connectors.scheduler.half import SchedulerHalf
 from connectors.scheduler.lookup import LookupAnswer, LookupQuery, LookupService
 from connectors.session_aware import SessionAwareConnector
@@ -100,6 +106,8 @@ class Engine:
         self.added_s: dict[str, float] = {}
         self.ended: dict[str, str] = {}
         self.params: dict[str, dict[str, Any]] = {}
+        self.commanded: list[LoadCommand] = []
+        self.promoted: list[int] = []
         self.local_hits: dict[str, int] = {}
         """Prompt tokens that the GPU pool had, by vLLM's own count."""
         extra = {
@@ -269,6 +277,8 @@ class Engine:
             return
         assert isinstance(commands, StepCommands)
         assert commands.has_forward == (step.total_num_scheduled_tokens > 0)
+        self.commanded += commands.loads
+        self.promoted += commands.promoted_jobs
         for load in commands.loads:
             targets = [move.block_id for move in load.moves]
             assert targets

@@ -63,7 +63,10 @@ def hints(draw: st.DrawFn) -> dict[str, Any] | None:
         return {"context_management": {"edits": draw(st.lists(edits(), min_size=1, max_size=2))}}
     if said == "parent":
         return {"parent_session_id": draw(sessions)}
-    known = {"resume": {"expected_resume_s": 5}, "finished": {"state": "finished"}}
+    known: dict[str, dict[str, Any]] = {
+        "resume": {"expected_resume_s": 5},
+        "finished": {"state": "finished"},
+    }
     return known.get(said)
 
 

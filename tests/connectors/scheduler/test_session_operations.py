@@ -7,6 +7,7 @@ import pytest
 
 from connectors.metadata import LoadFailure
 from spm.residency import Tier
+from spm.work import WorkClass
 from tests.connectors.scheduler.scenarios import MODELS, TAIL, Build, moved, parts, right, until
 from tests.connectors.scheduler.simulated_engine import Engine
 from tests.connectors.scheduler.simulated_worker import Conditions
@@ -266,6 +267,22 @@ def test_a_request_of_the_session_waits_for_what_is_on_its_way_and_loads_the_res
     assert engine.local_hits["again"] == 32, "half of it was in flight"
     assert moved(engine) == 16, "nothing was loaded twice"
     assert engine.operation()["done"]
+
+
+@full
+def test_a_prefetch_that_a_request_waits_for_is_promoted_once(build: Build) -> None:
+    conditions = Conditions()
+    engine = build(conditions=conditions)
+    turn(engine)
+    overwrite(engine)
+    conditions.load_steps = lambda: 8
+    engine.edit("s", {"type": "prefetch"})
+    engine.step()
+    engine.step()
+    engine.add("again", resumed(engine), session="s")
+    engine.run()
+    assert engine.promoted == [engine.commanded[-1].job_id]
+    assert engine.commanded[-1].work is WorkClass.PREFETCH
 
 
 @full

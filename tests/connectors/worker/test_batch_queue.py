@@ -32,6 +32,22 @@ def test_a_thread_that_waits_gets_what_is_put() -> None:
     assert taken == [batch]
 
 
+def test_a_promoted_prefetch_goes_behind_the_loads_and_before_other_prefetches() -> None:
+    queue = BatchQueue()
+    other, wanted = job_of(1, WorkClass.PREFETCH), job_of(2, WorkClass.PREFETCH)
+    load = job_of(3, WorkClass.LOAD)
+    for job in (other, wanted, load):
+        queue.put(job, batches_of(job, 1))
+    queue.promote(wanted)
+    queue.promote(wanted)
+    taken = [queue.take() for _ in range(3)]
+    assert [batch.job for batch in taken if batch is not None] == [load, wanted, other]
+    gone = job_of(4, WorkClass.PREFETCH)
+    queue.promote(gone)
+    assert gone.work is WorkClass.LOAD
+    assert queue.wait_until_empty(0.0) == 3
+
+
 def test_closing_ends_every_thread_that_waits() -> None:
     queue = BatchQueue()
     taken: list[Batch | None] = []

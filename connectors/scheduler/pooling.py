@@ -6,18 +6,17 @@ places: workers' reports (with each step's output) and the lookup service's queu
 
 import itertools
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
 from connectors.groups import CacheGeometry, GroupGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
+from connectors.scheduler.block_pressure import BlockPressure
 from connectors.scheduler.gpu_pool import GpuPool
 from connectors.scheduler.hit_planner import plan_hit
+from connectors.scheduler.key_spaces import KeySpaces
 from connectors.scheduler.load_tracker import LoadTracker, tell_residency
 from connectors.scheduler.lookup import LookupService
 from connectors.scheduler.manifests import Manifests
@@ -30,9 +29,9 @@ from connectors.scheduler.session_pooling import SessionPooling
 from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.config import SpmConfig
-from spm.errors import IntegrityError, LayoutError
+from spm.errors import IntegrityError
 from spm.events import BlocksStored, CacheReset, HostChanged
-from spm.keys import Fingerprint, KeySpace, Rank
+from spm.keys import Fingerprint, KeySpace
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
 from spm.residency import Tier
@@ -81,9 +80,6 @@ class PoolingHalf:
         """``keeper``: None without a remote store. ``engine_id`` names this engine to others."""
         self._config = config
         self._geometry = geometry
-        self._world_size = world_size
-        self._fingerprint = fingerprint
-        self._counters = counters
         self.manager = manager
         self._session_of = session_of
         self._matcher = HitMatcher(
@@ -96,6 +92,11 @@ class PoolingHalf:
             clock,
         )
         self._keeper = keeper
+        self._records: dict[str, RequestRecord] = {}
+        self._pressure = BlockPressure(geometry, self._records)
+        self._spaces = KeySpaces(
+            config.namespace, geometry, world_size, fingerprint, self._use_names
+        )
         self.queue = TransferQueue(config, clock)
         job_ids = itertools.count(1)
         self._prefetcher = Prefetcher(
@@ -111,7 +112,9 @@ class PoolingHalf:
         )
         manifests = None
         if keeper is not None and config.manifests and keeper.capabilities.documents:
-            manifests = Manifests(keeper, manager, self.key_space, engine_id, clock, wall_clock)
+            manifests = Manifests(
+                keeper, manager, self._spaces.current, engine_id, clock, wall_clock
+            )
         self.sessions = SessionPooling(
             config,
             geometry,
@@ -125,13 +128,7 @@ class PoolingHalf:
             wall_clock,
         )
         self.speeds = Speeds()
-        self._asked: dict[str, Request] = {}
-        """Requests that vLLM has asked about in this step and given no blocks yet."""
         self._kv_cache_manager: KVCacheManager | None = None
-        self._handshakes: dict[Rank, LayoutHandshake] = {}
-        self._key_space: KeySpace | None = None
-        self._epoch = b""
-        self._records: dict[str, RequestRecord] = {}
         self._clock = clock
         self._refused_until_s = 0.0
         """Until then the remote store is taken not to accept writes."""
@@ -142,37 +139,23 @@ class PoolingHalf:
         """vLLM's cache manager: its block tables are read, and what was prefetched is put into
         its prefix cache."""
         self._kv_cache_manager = kv_cache_manager
+        self._pressure.pool = kv_cache_manager.block_pool
         self.sessions.bind(GpuPool.of(kv_cache_manager))
+
+    def _use_names(self, key_space: KeySpace) -> None:
+        if self._keeper is not None:
+            self._keeper.use(key_space)
 
     def set_handshakes(self, handshakes: Iterable[LayoutHandshake]) -> None:
         """All ranks' layouts, after their KV caches were registered."""
-        self._handshakes = {handshake.rank: handshake for handshake in handshakes}
-        if not self._handshakes:
-            raise LayoutError(
-                "no worker told its KV layout; beside a connector with a handshake of its own "
-                "(NIXL in a MultiConnector, say) this one cannot run"
-            )
-        by_rank = [handshake.value_bytes for handshake in self._handshakes.values()]
-        by_group = {
-            group.group: [sizes[index] for sizes in by_rank]
-            for index, group in enumerate(self._geometry.groups)
-        }
-        self.queue.set_value_bytes({group: max(sizes) for group, sizes in by_group.items()})
-        self.sessions.set_block_bytes({group: sum(sizes) for group, sizes in by_group.items()})
+        self._spaces.set_handshakes(handshakes)
+        sizes = self._spaces.value_bytes()
+        self.queue.set_value_bytes({group: max(by_rank) for group, by_rank in sizes.items()})
+        self.sessions.set_block_bytes({group: sum(by_rank) for group, by_rank in sizes.items()})
 
     def key_space(self) -> KeySpace:
-        """Built at first use: vLLM seeds its root hash after the handshakes."""
-        if self._key_space is None:
-            if sorted(self._handshakes) != list(range(self._world_size)):
-                raise IntegrityError(
-                    f"layouts of ranks {sorted(self._handshakes)} are known, "
-                    f"of {self._world_size} ranks needed"
-                )
-            fingerprint = self._fingerprint(list(self._handshakes.values()))
-            self._key_space = KeySpace(self._config.namespace, fingerprint, self._epoch)
-            if self._keeper is not None:
-                self._keeper.use(self._key_space)
-        return self._key_space
+        """Names of this engine's values now."""
+        return self._spaces.current()
 
     # --- a request's life --------------------------------------------------------------
 
@@ -196,13 +179,13 @@ class PoolingHalf:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
         self._matcher.take_answers(self._records)
         record = self._record_of(request)
-        if self._prefetcher.is_filling and self._awaits_prefetch(record, local_tokens):
+        if self._prefetcher.jobs.is_filling and self._awaits_prefetch(record, local_tokens):
             return None, False
-        if record.external_refused and self._lets_others_pass(request):
+        if record.external_refused and self._pressure.lets_others_pass(request):
             return None, False
-        answer = self._matcher.match(record, local_tokens, self.key_space())
+        answer = self._matcher.match(record, local_tokens, self._spaces.current())
         if answer[0] is not None:
-            self.note_asked(request)
+            self._pressure.asked(request)
         return answer
 
     def _awaits_prefetch(self, record: RequestRecord, local_tokens: int) -> bool:
@@ -217,61 +200,24 @@ class PoolingHalf:
         if limit <= local_tokens:
             return False
         groups = self._matcher.group_keys(record.request, local_tokens, limit)
-        plan = plan_hit(groups, local_tokens, alignment, self._prefetcher.presence)
+        plan = plan_hit(groups, local_tokens, alignment, self._prefetcher.jobs.presence)
         if plan.hit.external_tokens <= 0:
             return False
-        self._prefetcher.promote(key for keys in plan.hit.keys.values() for key in keys.values())
+        self._prefetcher.jobs.promote(
+            key for keys in plan.hit.keys.values() for key in keys.values()
+        )
         return True
 
-    def _lets_others_pass(self, request: "Request") -> bool:
-        """Whether a request whose load has failed has to wait for others' to be taken in.
-
-        It needs all its blocks anew. If they are not free, vLLM looks no further in its queue,
-        and requests behind it whose loads have ended would hold their blocks for ever.
-        """
-        return self._blocks_for(request.num_tokens) > self._num_free and any(
-            other.job_id is None
-            and other.request is not request
-            and other.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
-            for other in self._records.values()
-        )
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return sum(-(-num_tokens // group.block_tokens) for group in self._geometry.groups)
-
-    @property
-    def _num_free(self) -> int:
-        assert self._kv_cache_manager is not None
-        return self._kv_cache_manager.block_pool.get_num_free_blocks()
-
     def note_asked(self, request: "Request") -> None:
-        """vLLM is about to look for blocks for the request."""
-        self._asked[request.request_id] = request
-
-    def _is_pressed(self, scheduler_output: "SchedulerOutput") -> bool:
-        """Whether requests went without blocks in this step because there are too few free.
-
-        Blocks they hit are counted as needed: those that are free are taken too.
-        """
-        asked, self._asked = list(self._asked.values()), {}
-        if not self._prefetcher.is_filling:
-            return False
-        if scheduler_output.preempted_req_ids:
-            return True
-        # Those whose load has ended are not asked about again.
-        asked += [
-            record.request
-            for record in self._records.values()
-            if record.request.status is RequestStatus.WAITING and record.request.num_computed_tokens
-        ]
-        return any(self._blocks_for(one.num_tokens) > self._num_free for one in asked)
+        """vLLM looks for blocks for a request that it does not ask about."""
+        self._pressure.asked(request)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
         record = self._record_of(request)
-        self._asked.pop(request.request_id, None)
+        self._pressure.served(request.request_id)
         if external_tokens > 0 and record.hit is not None and record.job_id is None:
             hit, record.hit = record.hit, None
             self._loads.start(record, hit, external_tokens, blocks.blocks)
@@ -287,7 +233,7 @@ class PoolingHalf:
         Returns where a session's prompt came from.
         """
         record = self._records.pop(request.request_id, None)
-        self._asked.pop(request.request_id, None)
+        self._pressure.served(request.request_id)
         if record is None:
             return None
         if record.job_id is not None:
@@ -327,7 +273,10 @@ class PoolingHalf:
             if record is not None:
                 self._consider_saves(record, num_tokens)
         self.sessions.tick()
-        self._prefetcher.relieve(pressed=self._is_pressed(scheduler_output))
+        pressed = self._pressure.end_step(
+            scheduler_output.preempted_req_ids, matters=self._prefetcher.jobs.is_filling
+        )
+        self._prefetcher.relieve(pressed=pressed)
         loads, cancelled = self._loads.take_commands()
         taken: Mapping[WorkClass, list[Transfer]] = {}
         if self.queue.has_waiting:
@@ -335,11 +284,11 @@ class PoolingHalf:
             taken = self.queue.take()
         prefetches = self._prefetcher.hand_out(taken.get(WorkClass.PREFETCH, ()))
         return StepCommands(
-            self.key_space(),
+            self._spaces.current(),
             has_forward=scheduler_output.total_num_scheduled_tokens > 0,
             loads=[*loads, *prefetches],
-            cancelled_jobs=[*cancelled, *self._prefetcher.take_cancelled()],
-            promoted_jobs=self._prefetcher.take_promoted(),
+            cancelled_jobs=[*cancelled, *self._prefetcher.jobs.take_cancelled()],
+            promoted_jobs=self._prefetcher.jobs.take_promoted(),
             saves=self._saves.hand_out(
                 [*taken.get(WorkClass.SAVE, ()), *taken.get(WorkClass.OFFLOAD, ())]
             ),
@@ -395,7 +344,7 @@ class PoolingHalf:
     def take_report(self, report: WorkerReport) -> None:
         """Workers' news of one step. What belongs to an older epoch only ends waiting."""
         for rank in report.ranks:
-            stale = rank.epoch != self._epoch
+            stale = rank.epoch != self._spaces.epoch
             if not stale:
                 self.manager.handle(HostChanged(rank.rank, rank.host_changes))
                 self.manager.handle(BlocksStored(rank.rank, rank.remote_stored))
@@ -409,7 +358,7 @@ class PoolingHalf:
     def _take_result(self, result: LoadResult, *, stale: bool) -> None:
         for tier, (size_bytes, seconds) in result.speeds.items():
             self.speeds.note(tier, size_bytes, seconds)
-        if not self._prefetcher.knows(result.job_id):
+        if result.job_id not in self._prefetcher.jobs:
             self._loads.take_result(result, self._records, stale=stale)
             return
         if not stale:
@@ -433,15 +382,12 @@ class PoolingHalf:
 
         False while vLLM still holds blocks that could be saved into it: reset again.
         """
-        self._epoch = secrets.token_bytes(8)
-        self._key_space = None
         self.manager.handle(CacheReset())
         self._saves.drop_waiting()
         self._loads.cancel_all()
         self._prefetcher.cancel_all()
         self._offloader.cancel_all()
-        if self._handshakes:
-            self.key_space()  # so that what is held from now on has a name
+        self._spaces.renew()
         for record in self._records.values():
             record.hit = None
             record.lookup = None  # its answer is about keys of the old space
@@ -494,7 +440,7 @@ class PoolingHalf:
             residency.num_host_keys,
             residency.num_remote_keys,
             len(self._records),
-            self._loads.num_jobs + self._prefetcher.num_jobs,
+            self._loads.num_jobs + len(self._prefetcher.jobs),
             self.sessions.num_operations,
         )
 

@@ -6,13 +6,12 @@ more than what is in flight, and what did arrive is a usable prefix whatever hap
 rest. Scheduler thread only.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from connectors.metadata import NO_BLOCK_ID, BlockMove, LoadCommand, LoadFailure, LoadResult
+from connectors.metadata import NO_BLOCK_ID, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.gpu_pool import GpuPool
-from connectors.scheduler.hit_planner import Presence
+from connectors.scheduler.prefetch_jobs import PrefetchJob, PrefetchJobs
 from connectors.scheduler.session_blocks import SessionBlock
 from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
 from spm.agent_hint import Edit, PrefetchTarget
@@ -28,8 +27,6 @@ from spm.sam.restoring import RestoredBlock
 from spm.work import WorkClass
 from spm.work_queue import Offer
 from tracker.ids import BlockKey, SessionRef
-
-logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """After so long in the queue a block is not worth prefetching any more."""
@@ -54,21 +51,6 @@ class _Prefetch:
     detail: str = ""
 
 
-@dataclass(slots=True)
-class _Job:
-    """One load on its way, waiting for every rank's answer."""
-
-    works: list[Transfer]
-    block_ids: list[int]
-    """Of the pool, in the order of ``works``; NO_BLOCK_ID for the host tier."""
-    ranks_left: int
-    failed: dict[BlockKey, LoadFailure] = field(default_factory=dict)
-    remote_keys: set[BlockKey] = field(default_factory=set)
-    """Those that some rank had to ask the remote store for."""
-    cancelled: bool = False
-    promoted: bool = False
-
-
 class Prefetcher:
     """All prefetches of one engine."""
 
@@ -88,20 +70,16 @@ class Prefetcher:
         self._sam = sam
         self._manager = manager
         self._residency = manager.residency
-        self._world_size = world_size
-        self._job_ids = job_ids
         self._counters = counters
         self._clock = clock
         self.on_published: Callable[[BlockKey, SessionRef | None], None] = lambda key, ref: None
         """Told of every block put into the GPU pool, and for whom; set before the first step."""
-        self.pool: GpuPool | None = None
-        """None: nothing can be put into vLLM's pool; set before the first step."""
         self._prefetches: dict[Operation, _Prefetch] = {}
-        self._jobs: dict[int, _Job] = {}
-        self._filling: dict[BlockKey, int] = {}
-        """Keys on their way into the GPU pool, by job."""
-        self._cancelled: list[int] = []
-        self._promoted: list[int] = []
+        self.jobs = PrefetchJobs(world_size, job_ids)
+
+    @property
+    def _pool(self) -> GpuPool | None:
+        return self.jobs.pool
 
     # --- asking ------------------------------------------------------------------------
 
@@ -109,7 +87,7 @@ class Prefetcher:
         """Bring ``blocks``, in prefix order, as near as was asked for. What is in the GPU pool
         already is protected at once."""
         operation = Operation(ref, edit, len(blocks))
-        to_gpu = edit.target is PrefetchTarget.GPU and self.pool is not None
+        to_gpu = edit.target is PrefetchTarget.GPU and self._pool is not None
         if to_gpu:
             blocks = self._protect_present(operation, blocks)
         missing = [one for one in blocks if not self._is_there(one.key, to_gpu)]
@@ -125,10 +103,10 @@ class Prefetcher:
         self, operation: Operation, blocks: Sequence[SessionBlock]
     ) -> list[SessionBlock]:
         """What the pool still has is claimed, so that it stays; returns the others."""
-        assert self.pool is not None
+        assert self._pool is not None
         present, missing = [], []
         for one in blocks:
-            block = self.pool.find(one.key)
+            block = self._pool.find(one.key)
             if block is not None:
                 present.append(RestoredBlock(one.group, one.index, block))
             else:
@@ -143,15 +121,15 @@ class Prefetcher:
     def _room(self, wanted: int) -> int:
         """Blocks that may be taken: of those nobody wants kept at most a half, and the reserve
         is left to inference; what other prefetches were promised is not promised twice."""
-        assert self.pool is not None
+        assert self._pool is not None
         promised = sum(one.room for one in self._prefetches.values())
         low = self._sam.low_free(2 * (wanted + promised) + self._reserve)
         return max(0, min(low // 2, low - self._reserve) - promised)
 
     @property
     def _reserve(self) -> int:
-        assert self.pool is not None
-        return int(self._config.prefetch_reserve_share * self.pool.num_blocks)
+        assert self._pool is not None
+        return int(self._config.prefetch_reserve_share * self._pool.num_blocks)
 
     def _enqueue(self, prefetch: _Prefetch, missing: Sequence[SessionBlock]) -> None:
         operation, to_host = prefetch.operation, missing[prefetch.room :]
@@ -210,14 +188,7 @@ class Prefetcher:
                 self._fail(run, "inference needs the room in the GPU pool", Status.REJECTED)
                 continue
             self._note_wait(run)
-            job_id = next(self._job_ids)
-            self._jobs[job_id] = _Job(run, block_ids, self._world_size)
-            moves = []
-            for work, block_id in zip(run, block_ids, strict=True):
-                if block_id != NO_BLOCK_ID:
-                    self._filling[work.key] = job_id
-                moves.append(BlockMove(work.key, block_id))
-            commands.append(LoadCommand(job_id, None, tuple(moves), WorkClass.PREFETCH))
+            commands.append(self.jobs.start(run, block_ids))
         return commands
 
     def _note_wait(self, run: Sequence[Transfer]) -> None:
@@ -231,112 +202,59 @@ class Prefetcher:
         """Where a run's blocks go; None if the pool has no room for it any more."""
         if run[0].payload.host_only:
             return [NO_BLOCK_ID] * len(run)
-        if self.pool is None or self._sam.low_free(len(run) + self._reserve) < (
+        if self._pool is None or self._sam.low_free(len(run) + self._reserve) < (
             len(run) + self._reserve
         ):
             return None
         for owner in self._owners(run):
             owner.room -= min(owner.room, len(run))
-        return [block.block_id for block in self.pool.take(len(run))]
+        return [block.block_id for block in self._pool.take(len(run))]
 
     def relieve(self, *, pressed: bool) -> None:
         """Once a step, after vLLM has scheduled it: if requests did not get the blocks they
         need, everything on its way into the pool is given up."""
-        if self.pool is None or not (self._prefetches or self._filling):
+        filling = self.jobs.is_filling
+        if self._pool is None or not (self._prefetches or filling):
             return
-        if pressed or (self._filling and self.pool.num_free < self._reserve // 2):
+        if pressed or (filling and self._pool.num_free < self._reserve // 2):
             for prefetch in [one for one in self._prefetches.values() if one.to_gpu]:
                 prefetch.why = Status.REJECTED
                 self._give_up(prefetch, "given up: inference needs the room")
-            self._cancel_jobs(job for job in self._jobs.values() if job.block_ids[0] != NO_BLOCK_ID)
-
-    def _cancel_jobs(self, jobs: Iterable[_Job]) -> None:
-        chosen = {id(job) for job in jobs if not job.cancelled}
-        for job_id, job in self._jobs.items():
-            if id(job) in chosen:
-                job.cancelled = True
-                self._cancelled.append(job_id)
-
-    def take_cancelled(self) -> list[int]:
-        """Jobs that workers are to end at once. They are answered all the same, and only then
-        are their blocks free."""
-        cancelled, self._cancelled = self._cancelled, []
-        return cancelled
-
-    def promote(self, keys: Iterable[BlockKey]) -> None:
-        """A request waits for these: they are to arrive as soon as if it loaded them itself."""
-        for job_id in {self._filling[key] for key in keys if key in self._filling}:
-            job = self._jobs[job_id]
-            if not job.promoted:
-                job.promoted = True
-                self._promoted.append(job_id)
-
-    def take_promoted(self) -> list[int]:
-        """Jobs that go with the loads of requests from now on."""
-        promoted, self._promoted = self._promoted, []
-        return promoted
+            self.jobs.cancel_fills()
 
     def take_result(self, result: LoadResult, *, stale: bool) -> None:
         """One rank's answer to one of our loads."""
-        job = self._jobs[result.job_id]
-        job.ranks_left -= 1
-        job.failed.update(result.failed)
-        job.remote_keys.update(result.remote_keys)
-        job.cancelled |= stale
-        if not job.ranks_left:
-            del self._jobs[result.job_id]
+        job = self.jobs.take_result(result, stale=stale)
+        if job is not None:
             self._end(job)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: PrefetchJob) -> None:
         """Every rank has answered: what arrived becomes ordinary cached blocks."""
-        arrived: list[Transfer] = []
         for work in job.works:
-            self._filling.pop(work.key, None)
             self._queue.done(WorkClass.PREFETCH, work.key)
-            if not job.cancelled and work.key not in job.failed:
-                arrived.append(work)
+        arrived = job.arrived()
         owners = self._owners(arrived)
-        if self.pool is not None and job.block_ids[0] != NO_BLOCK_ID:
-            restored = self._publish(self.pool, job, arrived, owners)
+        ref = owners[0].operation.ref if owners else None
+        restored = self.jobs.publish(job, lambda key: self.on_published(key, ref))
+        if restored:
             for prefetch in owners:
                 self._sam.restored(prefetch.operation.ref, restored, renew=False)
-            self.pool.give_back(job.block_ids)
-        self._tell(job, arrived, owners)
+        self.jobs.give_back(job)
+        self._tell(job, arrived, ref)
         self._settle(job, arrived)
 
-    def _publish(
-        self,
-        pool: GpuPool,
-        job: _Job,
-        arrived: Sequence[Transfer],
-        owners: Sequence[_Prefetch],
-    ) -> list[RestoredBlock]:
-        block_ids = dict(zip((work.key for work in job.works), job.block_ids, strict=True))
-        ref = owners[0].operation.ref if owners else None
-        restored = []
-        for work in arrived:
-            place = work.payload.place
-            assert place is not None
-            block = pool.publish(work.key, block_ids[work.key], place.end_tokens)
-            restored.append(RestoredBlock(place.group, place.index, block))
-            if block.block_id == block_ids[work.key]:
-                self.on_published(work.key, ref)
-        return restored
-
-    def _tell(self, job: _Job, arrived: Sequence[Transfer], owners: Sequence[_Prefetch]) -> None:
+    def _tell(self, job: PrefetchJob, arrived: Sequence[Transfer], ref: SessionRef | None) -> None:
         """Counters, and whoever listens."""
-        to_gpu = job.block_ids[0] != NO_BLOCK_ID
-        self._counters.add(Metric.PREFETCHED_BLOCKS, len(arrived), "gpu" if to_gpu else "host")
-        if not to_gpu:
-            return
-        ref = owners[0].operation.ref if owners else None
-        keys = [work.key for work in arrived]
-        remote = [key for key in keys if key in job.remote_keys]
-        self._manager.handle(BlocksLoaded(Tier.REMOTE, remote, ref))
-        host = [key for key in keys if key not in job.remote_keys]
-        self._manager.handle(BlocksLoaded(Tier.HOST, host, ref))
+        target = "gpu" if job.to_gpu else "host"
+        self._counters.add(Metric.PREFETCHED_BLOCKS, len(arrived), target)
+        if job.to_gpu:
+            keys = [work.key for work in arrived]
+            remote = [key for key in keys if key in job.remote_keys]
+            self._manager.handle(BlocksLoaded(Tier.REMOTE, remote, ref))
+            host = [key for key in keys if key not in job.remote_keys]
+            self._manager.handle(BlocksLoaded(Tier.HOST, host, ref))
 
-    def _settle(self, job: _Job, arrived: Sequence[Transfer]) -> None:
+    def _settle(self, job: PrefetchJob, arrived: Sequence[Transfer]) -> None:
         for work in arrived:
             for prefetch in self._owners((work,)):
                 prefetch.left.discard(work.key)
@@ -368,7 +286,7 @@ class Prefetcher:
         """The cache was reset: nothing that is on its way may be used."""
         for prefetch in list(self._prefetches.values()):
             self._give_up(prefetch, "the cache was reset")
-        self._cancel_jobs(self._jobs.values())
+        self.jobs.cancel_all()
 
     def expire(self, works: Iterable[Transfer]) -> None:
         """These waited too long."""
@@ -382,29 +300,9 @@ class Prefetcher:
             self._finish_if_through(prefetch)
 
     @property
-    def is_filling(self) -> bool:
-        """Whether anything is on its way into the GPU pool now."""
-        return bool(self._filling)
-
-    def presence(self, key: BlockKey) -> Presence:
-        """Whether a request could hit the block in the GPU pool once what is on its way has
-        arrived."""
-        there = key in self._filling or (self.pool is not None and self.pool.find(key) is not None)
-        return Presence.HELD if there else Presence.ABSENT
-
-    def knows(self, job_id: int) -> bool:
-        """Whether a load is one of ours."""
-        return job_id in self._jobs
-
-    @property
-    def num_jobs(self) -> int:
-        """Loads in flight."""
-        return len(self._jobs)
-
-    @property
     def busy(self) -> bool:
         """Whether something is waiting or in flight."""
-        return bool(self._prefetches or self._jobs)
+        return bool(self._prefetches or self.jobs)
 
     def _of(self, ref: SessionRef) -> list[_Prefetch]:
         return [one for one in self._prefetches.values() if one.operation.ref == ref]
@@ -443,17 +341,13 @@ class Prefetcher:
     def check_integrity(self, *, idle: bool) -> None:
         """Raise :class:`IntegrityError` if blocks or operations are lost; with ``idle`` also if
         any is left over."""
-        if self.pool is not None:
-            self.pool.check_integrity()
-            ours = sum(i != NO_BLOCK_ID for job in self._jobs.values() for i in job.block_ids)
-            if ours != self.pool.num_taken:
-                raise IntegrityError(f"{self.pool.num_taken} blocks taken, {ours} being filled")
+        self.jobs.check_integrity()
         waiting = [one for one in self._prefetches.values() if one.operation.done or not one.left]
         if waiting:
             raise IntegrityError(f"{len(waiting)} prefetches have nothing left to do")
         if idle and self.busy:
             raise IntegrityError(
-                f"idle, but {len(self._prefetches)} prefetches and {len(self._jobs)} loads"
+                f"idle, but {len(self._prefetches)} prefetches and {len(self.jobs)} loads"
             )
 
 

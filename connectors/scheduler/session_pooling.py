@@ -73,7 +73,7 @@ class SessionPooling:
 
     def bind(self, pool: GpuPool | None) -> None:
         """Before the first step: vLLM's pool; None if nothing can be put there."""
-        self.pool = self._prefetcher.pool = self._offloader.pool = pool
+        self.pool = self._prefetcher.jobs.pool = self._offloader.pool = pool
 
     def set_block_bytes(self, block_bytes: Mapping[GroupId, int]) -> None:
         """Before the first step: stored size of a block by group, all ranks together."""

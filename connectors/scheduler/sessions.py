@@ -158,20 +158,41 @@ class SessionHooks:
     def _resumable(
         self, request: "Request", groups: "Sequence[Sequence[KVCacheBlock]]"
     ) -> "Sequence[Sequence[KVCacheBlock]]":
-        """With the block before the first one still held of a sliding window: vLLM let it go
-        while the last, unfinished block was being filled, and a hit that ends at the last
-        full block needs it."""
+        """With what a hit needs of sliding windows and vLLM has let go of: see
+        :meth:`_window`."""
         if not self._has_windows or self._kv_cache_manager is None or self.sam.claims is None:
             return groups
-        pool, completed = self._kv_cache_manager.block_pool, []
-        for index, (group, blocks) in enumerate(zip(self._geometry.groups, groups, strict=True)):
-            first = next((i for i, block in enumerate(blocks) if not block.is_null), 0)
-            names = self._names(request, index, first - 1, first) if first > 0 else []
-            if group.window_tokens is not None and names:
-                again = self._cached_block(pool, names[0])
-                blocks = [*blocks[: first - 1], again, *blocks[first:]]
-            completed.append(blocks)
-        return completed
+        pool = self._kv_cache_manager.block_pool
+        return [
+            blocks
+            if self._geometry.groups[index].window_tokens is None
+            else self._window(pool, request, index, blocks)
+            for index, blocks in enumerate(groups)
+        ]
+
+    def _window(
+        self, pool: "BlockPool", request: "Request", index: int, blocks: "Sequence[KVCacheBlock]"
+    ) -> "Sequence[KVCacheBlock]":
+        """Blocks of one group with a sliding window that the session can resume from.
+
+        A hit at the last full block also needs the one before the first still held, let go
+        while the last, unfinished block was being filled. But by default vLLM publishes only
+        what a hit at the prompt's end needs, and a long reply has left that behind.
+        """
+        group, alignment = self._geometry.groups[index], self._geometry.alignment_tokens
+        end = request.num_prompt_tokens // alignment * alignment
+        stop = end // group.block_tokens
+        first = next((at for at, block in enumerate(blocks) if not block.is_null), 0)
+        wanted = range(max(0, first - 1), first)
+        if not any(block.block_hash is not None for block in blocks[stop:]):
+            wanted = range(max(0, group.first_needed_block(end) - 1), min(stop, len(blocks)))
+        found = list(blocks)
+        for at, name in zip(
+            wanted, self._names(request, index, wanted.start, wanted.stop), strict=False
+        ):
+            if found[at].is_null:
+                found[at] = self._cached_block(pool, name)
+        return found
 
     # --- a step ------------------------------------------------------------------------
 

@@ -210,7 +210,10 @@ class SessionManagement:
             "idle_s": round(self._spm.idle_s(ref), 3),
             "ttl_left_s": round(left_s, 3),
             "class": zone.name.lower() if zone is not None else "ordinary",
-            "blocks": claims.num_blocks(ref) if claims else len(tracker.keys_of(ref)),
+            "blocks": max(
+                claims.num_blocks(ref) if claims else len(tracker.keys_of(ref)),
+                self.pooling.logical_blocks(ref),
+            ),
         }
 
     def _list_sessions(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:

@@ -48,3 +48,19 @@ def test_a_session_resumes_from_where_vllm_itself_would(build: Build, elsewhere:
     assert loads > 0
     assert _resume(engine, prompt) == own_hit
     assert moved(engine) == loads
+
+
+@parts("hybrid", "uneven", "sliding")
+def test_hints_protect_what_vllm_resumes_from(build: Build) -> None:
+    own = build(num_blocks=200, sparse=True, extra={"host_bytes": 0})
+    own_hit = _resume(own, _turn(own))
+
+    engine = build(num_blocks=72, sparse=True, extra={"host_bytes": 0})
+    hint = {"cache_control": {"ttl": 300}}
+    engine.add("turn", PROMPT, session="s", max_tokens=_REPLY, hint=hint)
+    engine.run()
+    for number in range(12):
+        engine.add(f"other{number}", [100 + number, *range(3, 60)])
+        engine.run()
+    prompt = [*PROMPT, *engine.outputs["turn"], 7, 7, 7]
+    assert _resume(engine, prompt) == own_hit > 0

@@ -158,6 +158,7 @@ def main() -> int:
     report.add_ratio("prefetch_over_gpu_hit", times["redis prefetched"], times["redis gpu"])
     report.add_ratio("redis_over_gpu_hit", times["redis resumed"], times["redis gpu"])
     report.add_ratio("host_over_gpu_hit", times["host resumed"], times["host gpu"])
+    report.add_ratio("prefetch_over_stock_gpu_hit", times["redis prefetched"], times["stock gpu"])
     report.add_ratio("redis_over_stock_gpu_hit", times["redis resumed"], times["stock gpu"])
     report.add_ratio("host_over_stock_gpu_hit", times["host resumed"], times["stock gpu"])
     cold = [seconds for seconds in times["stock cold"] for _ in range(_WARM_SAMPLES)]

@@ -307,8 +307,8 @@ class PoolingHalf:
         self._offloader.transfer_ended(work)
 
     def _check(self, number: int, keys: Sequence[BlockKey]) -> bool:
-        """Ask the remote store about keys, for an offload."""
-        deadline_s = self._clock() + self._config.batch_deadline_s
+        """Ask the remote store about keys, for an offload: as patiently as for a load."""
+        deadline_s = self._clock() + self._config.load_deadline_s
         return self._keeper is not None and self._keeper.check(number, keys, deadline_s)
 
     def _consider_saves(self, record: RequestRecord, num_tokens: int) -> None:
@@ -462,10 +462,10 @@ class PoolingHalf:
         self._loads.check_integrity(self._records)
         self._prefetcher.check_integrity(idle=idle)
         self._offloader.check_integrity(idle=idle)
-        if idle and (self._records or self.has_pending_work()):
+        if idle and (self._records or self.has_pending_work() or self.queue.busy):
             raise IntegrityError(
                 f"idle, but {len(self._records)} requests, {self._loads.num_jobs} loads, "
-                f"saves busy: {self._saves.busy}"
+                f"saves busy: {self._saves.busy}, queue busy: {self.queue.busy}"
             )
 
 

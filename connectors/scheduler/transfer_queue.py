@@ -103,6 +103,11 @@ class TransferQueue:
         """Whether anything waits: most steps have nothing to hand out."""
         return self._works.has_waiting
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or is in flight."""
+        return self._works.busy
+
     def take(self) -> dict[WorkClass, list[Transfer]]:
         """What may start with this step, by class."""
         taken: dict[WorkClass, list[Transfer]] = {}

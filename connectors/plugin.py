@@ -5,6 +5,7 @@ utility method, through which API servers reach sessions: on the scheduler's own
 between steps, also while the engine is idle.
 """
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -26,6 +27,18 @@ def register() -> None:
         KVConnectorFactory.register_connector(_NAME, "connectors.session_aware", _NAME)
     if not hasattr(EngineCore, UTILITY):
         setattr(EngineCore, UTILITY, spm_manage)
+    _log_as_vllm_does()
+
+
+def _log_as_vllm_does() -> None:
+    """vLLM gives handlers to its own loggers only; without any, our lines would be lost."""
+    theirs = logging.getLogger("vllm")
+    for name in ("connectors", "spm", "tracker"):
+        ours = logging.getLogger(name)
+        if theirs.handlers and not ours.handlers:
+            ours.handlers = list(theirs.handlers)
+            ours.setLevel(theirs.level)
+            ours.propagate = False
 
 
 def spm_manage(

@@ -1,10 +1,13 @@
 """Circuit breaker: leaves a failing store alone and asks again, ever less often."""
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+
+logger = logging.getLogger(__name__)
 
 
 class BreakerState(Enum):
@@ -67,6 +70,8 @@ class CircuitBreaker:
         with self._lock:
             if self._state is BreakerState.OPEN:
                 return
+            if self._state is BreakerState.HALF_OPEN:
+                logger.info("the store answers again")
             self._state = BreakerState.CLOSED
             self._failures = 0
             self._pauses = 0
@@ -78,6 +83,8 @@ class CircuitBreaker:
                 return
             self._failures += 1
             if self._state is BreakerState.HALF_OPEN or self._failures >= self._failures_to_open:
+                if self._state is BreakerState.CLOSED:
+                    logger.warning("the store does not answer; it is left alone and probed")
                 self._state = BreakerState.OPEN
                 self._pause()
 

@@ -32,7 +32,7 @@ UNFINISHED = frozenset((Status.ACCEPTED, Status.DEFERRED))
 class Operation:
     """Handle of one offload, prefetch, eviction or release."""
 
-    __slots__ = ("_on_end", "blocks", "detail", "done_blocks", "edit", "id", "ref", "status")
+    __slots__ = ("_on_end", "blocks", "cut", "detail", "done_blocks", "edit", "id", "ref", "status")
 
     def __init__(
         self, ref: SessionRef, edit: Edit, blocks: int = 0, operation_id: str = ""
@@ -47,6 +47,8 @@ class Operation:
         self.done_blocks = 0
         """Those it is through with."""
         self.detail = ""
+        self.cut = ""
+        """Why it is not about all that was asked for: then it is ``partial`` at best."""
         self._on_end: list[Callable[[Operation], None]] = []
 
     @property
@@ -57,6 +59,8 @@ class Operation:
     def end(self, status: Status, detail: str = "") -> "Operation":
         """Reach a final status; nothing happens if there is one already."""
         if not self.done:
+            if self.cut and status is Status.OK:
+                status, detail = Status.PARTIAL, self.cut
             self.status, self.detail = status, detail
             callbacks, self._on_end = self._on_end, []
             for tell in callbacks:

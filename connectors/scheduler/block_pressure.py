@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_RESUMING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
 class BlockPressure:
     """Between vLLM's question about a request and the blocks it gives it."""
 
@@ -51,7 +54,7 @@ class BlockPressure:
         asked += [
             record.request
             for record in self._records.values()
-            if record.request.status is RequestStatus.WAITING and record.request.num_computed_tokens
+            if record.request.status in _RESUMING and record.request.num_computed_tokens
         ]
         return any(not self._fits(request) for request in asked)
 
@@ -62,7 +65,7 @@ class BlockPressure:
         and requests behind it whose loads have ended would hold their blocks for ever.
         """
         return not self._fits(request) and any(
-            other.job_id is None
+            other.loaded
             and other.request is not request
             and other.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
             for other in self._records.values()
@@ -71,5 +74,9 @@ class BlockPressure:
     def _fits(self, request: "Request") -> bool:
         assert self.pool is not None
         groups = self._geometry.groups
-        needed = sum(-(-request.num_tokens // group.block_tokens) for group in groups)
+        held = request.num_computed_tokens
+        needed = sum(
+            -(-request.num_tokens // group.block_tokens) - held // group.block_tokens
+            for group in groups
+        )
         return needed <= self.pool.get_num_free_blocks()

@@ -98,7 +98,7 @@ class LoadTracker:
         for move in commanded:
             self._queue.start_load(move.key, _OWNER)
         self._commands.append(LoadCommand(job_id, request_id, commanded))
-        record.job_id = job_id
+        record.job_id, record.loaded = job_id, False
         by_tier = dict.fromkeys(Tier, 0)
         for key, tokens in counted.items():
             by_tier[self._manager.residency.tier_of(key) or Tier.REMOTE] += tokens
@@ -180,7 +180,7 @@ class LoadTracker:
         self._manager.handle(BlocksLoaded(Tier.HOST, near, ref))
         if record is None or record.job_id != job_id:
             return
-        record.job_id = None
+        record.job_id, record.loaded = None, True
         record.external_refused |= job.failed
         record.note_loaded({Tier.REMOTE: remote, Tier.HOST: host})
 

@@ -71,9 +71,13 @@ class Offloader:
         self._checks: dict[int, _Offload] = {}
         self._numbers = count(1)
 
-    def start(self, ref: SessionRef, edit: Edit, blocks: Sequence[SessionBlock]) -> Operation:
-        """Have ``blocks`` stored outside the GPU pool."""
+    def start(
+        self, ref: SessionRef, edit: Edit, blocks: Sequence[SessionBlock], cut: str = ""
+    ) -> Operation:
+        """Have ``blocks`` stored outside the GPU pool. ``cut``: why they are not all that was
+        asked for."""
         operation = Operation(ref, edit, len(blocks))
+        operation.cut = cut
         if not blocks:
             return operation.end(Status.NOT_FOUND, "the session has no full block there")
         offload = _Offload(operation, blocks)
@@ -139,7 +143,7 @@ class Offloader:
             return False
         offload.check = None
         if present is None:
-            self._end(offload, Status.FAILED, "the store did not confirm it: try again later")
+            self._end(offload, Status.FAILED, "the store did not answer: try again later")
         else:
             keys = [one.key for one in offload.blocks]
             there = dict(zip(keys, present, strict=True))

@@ -203,10 +203,8 @@ class PoolingHalf:
         plan = plan_hit(groups, local_tokens, alignment, self._prefetcher.jobs.presence)
         if plan.hit.external_tokens <= 0:
             return False
-        self._prefetcher.jobs.promote(
-            key for keys in plan.hit.keys.values() for key in keys.values()
-        )
-        return True
+        by_index = plan.hit.keys.values()
+        return self._prefetcher.jobs.promote(k for keys in by_index for k in keys.values())
 
     def note_asked(self, request: "Request") -> None:
         """vLLM looks for blocks for a request that it does not ask about."""

@@ -124,13 +124,16 @@ class PrefetchJobs:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
-    def promote(self, keys: Iterable[BlockKey]) -> None:
-        """A request waits for these: they are to arrive as soon as if it loaded them itself."""
-        for job_id in {self._filling[key] for key in keys if key in self._filling}:
+    def promote(self, keys: Iterable[BlockKey]) -> bool:
+        """A request wants these: what of them is on its way is to arrive as soon as if it
+        loaded it itself. False if nothing is."""
+        wanted = {self._filling[key] for key in keys if key in self._filling}
+        for job_id in wanted:
             job = self._jobs[job_id]
             if not job.promoted:
                 job.promoted = True
                 self._promoted.append(job_id)
+        return bool(wanted)
 
     def take_promoted(self) -> list[int]:
         """Jobs that go with the loads of requests from now on."""

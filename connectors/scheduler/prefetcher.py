@@ -83,10 +83,13 @@ class Prefetcher:
 
     # --- asking ------------------------------------------------------------------------
 
-    def start(self, ref: SessionRef, edit: Edit, blocks: Sequence[SessionBlock]) -> Operation:
+    def start(
+        self, ref: SessionRef, edit: Edit, blocks: Sequence[SessionBlock], cut: str = ""
+    ) -> Operation:
         """Bring ``blocks``, in prefix order, as near as was asked for. What is in the GPU pool
-        already is protected at once."""
+        already is protected at once. ``cut``: why they are not all that was asked for."""
         operation = Operation(ref, edit, len(blocks))
+        operation.cut = cut
         to_gpu = edit.target is PrefetchTarget.GPU and self._pool is not None
         if to_gpu:
             blocks = self._protect_present(operation, blocks)

@@ -36,6 +36,8 @@ class RequestRecord:
     """Last plan given to vLLM, until blocks are allocated for it."""
     job_id: int | None = None
     """Load in flight; its result clears it."""
+    loaded: bool = False
+    """A load of ours has ended and none has begun since."""
     external_refused: bool = False
     """A load failed: what is missing now is recomputed, never asked for again."""
     gpu_tokens: int = 0

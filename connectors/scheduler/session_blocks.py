@@ -37,6 +37,20 @@ class SessionBlocks:
         ]
         return min(lengths, default=0) // self._geometry.alignment_tokens
 
+    def first_hole(self, ref: SessionRef, blocks: BlockRange | None) -> int | None:
+        """The first logical block of a range that the session gave up; what lies behind it is
+        of no use without it. None: there is none. Sliding windows do not count."""
+        start, length = blocks.start if blocks else 0, self.logical_blocks(ref)
+        stop = min(blocks.stop, length) if blocks else length
+        holes = []
+        for group in self._geometry.groups:
+            if group.window_tokens is None:
+                keys = self._tracker.blocks(ref, group.group)
+                scale = self._geometry.alignment_tokens // group.block_tokens
+                span = range(start * scale, min(stop * scale, len(keys)))
+                holes += [index // scale for index in span if keys[index] is None][:1]
+        return min(holes, default=None)
+
     def to_keep(self, ref: SessionRef, blocks: BlockRange | None) -> list[SessionBlock]:
         """What of a range a request that resumes at the session's end needs, in prefix
         order, groups side by side."""

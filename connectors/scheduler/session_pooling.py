@@ -16,7 +16,7 @@ from connectors.scheduler.prefetcher import Prefetcher
 from connectors.scheduler.session_blocks import SessionBlocks
 from connectors.scheduler.store_keeper import DocumentRead, KeysChecked, StoreKeeper
 from spm import events
-from spm.agent_hint import Edit, PrefetchTarget
+from spm.agent_hint import BlockRange, Edit, PrefetchTarget
 from spm.capability import Capabilities
 from spm.config import SpmConfig
 from spm.manager import SessionAwarePoolingManager
@@ -130,8 +130,8 @@ class SessionPooling:
             return refusal
         if not self._is_known(ref):
             return ended(ref, edit, Status.NOT_FOUND, "no such session on this engine")
-        blocks = self._blocks.to_keep(ref, edit.blocks)
-        return self._begun(self._offloader.start(ref, edit, blocks), operation_id)
+        blocks, cut = self._blocks.to_keep(ref, edit.blocks), self._beyond(ref, edit)
+        return self._begun(self._offloader.start(ref, edit, blocks, cut), operation_id)
 
     def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         refusal = self._refusal(ref, edit)
@@ -139,7 +139,8 @@ class SessionPooling:
             return refusal
         to_host = edit.target is PrefetchTarget.HOST
         if to_host and not self._has_both_tiers:
-            detail = "there is no remote store behind a host tier"
+            lacks = "host tier (host_bytes)" if self._config.remote else "remote store"
+            detail = f"this engine has no {lacks}"
             return ended(ref, edit, Status.UNSUPPORTED, detail)
         if not self.capabilities.prefetch:
             detail = "vLLM's pool cannot be filled ahead, and there is no host tier to fill"
@@ -149,15 +150,27 @@ class SessionPooling:
         return self._begun(self._start_prefetch(ref, edit), operation_id)
 
     def _start_prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
-        blocks = self._blocks.to_resume(ref, edit.blocks)
+        cut, span = self._beyond(ref, edit), edit.blocks
+        hole = self._blocks.first_hole(ref, span)
+        if hole is not None:
+            cut = f"the session gave block {hole} up: what lies behind it is of no use without it"
+            span = BlockRange(span.start if span else 0, hole)
+        blocks = self._blocks.to_resume(ref, span)
         if not blocks:
-            return ended(ref, edit, Status.NOT_FOUND, "the session has no full block there")
+            detail = cut or "the session has no full block there"
+            return ended(ref, edit, Status.NOT_FOUND, detail)
         if ref in self._salted and edit.target is PrefetchTarget.GPU:
             if not self._has_both_tiers:
                 detail = "blocks computed with an adapter can only be prefetched into a host tier"
                 return ended(ref, edit, Status.UNSUPPORTED, detail)
             edit = Edit(edit.type, edit.blocks, PrefetchTarget.HOST)
-        return self._prefetcher.start(ref, edit, blocks)
+        return self._prefetcher.start(ref, edit, blocks, cut)
+
+    def _beyond(self, ref: SessionRef, edit: Edit) -> str:
+        """What to say if a range ends behind the session's end."""
+        length = self._blocks.logical_blocks(ref)
+        beyond = edit.blocks is not None and edit.blocks.stop > length
+        return f"the session has {length} logical blocks" if beyond else ""
 
     def _prefetch_recalled(self, ref: SessionRef, edit: Edit, operation_id: str) -> Operation:
         """A session of another engine: its manifest first."""

@@ -64,7 +64,10 @@ class SessionHooks:
         self._tick = 0
         self._tenants = TenantVerifier()
         scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
-        self.sam = SessionAwareManager(config.sam, scales, config.max_keys, counters, clock)
+        windows = [at for at, g in enumerate(geometry.groups) if g.window_tokens is not None]
+        self.sam = SessionAwareManager(
+            config.sam, scales, config.max_keys, counters, clock, windows
+        )
         self.bus = LifecycleBus(engine_id, counters)
         self.manager = SessionAwarePoolingManager(
             config, world_size, counters, clock, self._closed, self.bus
@@ -180,12 +183,12 @@ class SessionHooks:
         what a hit at the prompt's end needs, and a long reply has left that behind.
         """
         group, alignment = self._geometry.groups[index], self._geometry.alignment_tokens
-        end = request.num_prompt_tokens // alignment * alignment
-        stop = end // group.block_tokens
+        stop = request.num_prompt_tokens // alignment * alignment // group.block_tokens
         first = next((at for at, block in enumerate(blocks) if not block.is_null), 0)
         wanted = range(max(0, first - 1), first)
         if not any(block.block_hash is not None for block in blocks[stop:]):
-            wanted = range(max(0, group.first_needed_block(end) - 1), min(stop, len(blocks)))
+            hit_tokens = (request.num_prompt_tokens - 1) // alignment * alignment
+            wanted = range(group.first_needed_block(hit_tokens), min(stop, len(blocks)))
         found = list(blocks)
         for at, name in zip(
             wanted, self._names(request, index, wanted.start, wanted.stop), strict=False

@@ -102,7 +102,7 @@ class Loader:
         for job_id in [i for i, job in self._jobs.items() if now_s >= job.deadline_s]:
             # Slower than computing: do not let the next one wait too. A prefetch may only
             # have waited for its turn.
-            if self._jobs[job_id].work is WorkClass.LOAD:
+            if self._jobs[job_id].command.work is WorkClass.LOAD:
                 self._breaker.trip()
             self._end(job_id, LoadFailure.DEADLINE, results)
         return results
@@ -114,7 +114,7 @@ class Loader:
         result = job.close(reason)
         self._batches.drop(job)
         results.append(result)
-        if job.work is WorkClass.LOAD:  # of a prefetch it would be the time it waited
+        if job.command.work is WorkClass.LOAD:  # of a prefetch it would be the time it waited
             self._counters.add(Metric.LOAD_SECONDS, self._clock() - job.started_s)
         self._count_blocks(job.command, result)
 

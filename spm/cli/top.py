@@ -24,6 +24,8 @@ LOOKED_AT = 1000
 SHOWN = 20
 DEFAULT_INTERVAL_S = 2.0
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.2, 3600.0
+_STORE_STATES = {"closed": "up", "half_open": "probed", "open": "down"}
+"""How a store is, by its circuit breaker."""
 _CLEAR, _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -147,7 +149,7 @@ def _engine(one: EngineStatus, queues: list[str]) -> tuple[str, ...]:
         f"{count(gpu.free_blocks)}/{count(gpu.blocks)}" if gpu else NOTHING,
         count(gpu.protected_blocks) if gpu else NOTHING,
         count(host.blocks) if host else NOTHING,
-        remote.breaker if remote else NOTHING,
+        _STORE_STATES.get(remote.breaker, remote.breaker) if remote else NOTHING,
         *(
             f"{q.waiting}+{q.in_flight}" if (q := one.queues.get(name)) else NOTHING
             for name in queues

@@ -27,7 +27,7 @@ LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepali
 meets the closing.
 """
 MAX_MESSAGE_CHARS = 500
-_NO_ROUTES = "this server has no session routes: start vLLM with VLLM_PLUGINS=spm"
+_NO_ROUTES = "no session routes there: is the URL right, and does vLLM run with VLLM_PLUGINS=spm?"
 _KINDS: dict[int, type[HttpStatusError]] = {
     400: InvalidRequestError,
     401: AuthenticationError,

@@ -4,7 +4,7 @@ A turn mostly repeats the one before it. What both have in common is not touched
 reservations say something new, once, for all their blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,11 +37,12 @@ def claim_chain(
     targets: Targets,
     strong_stops: Sequence[int] | None,
     hits: Sequence[int],
+    windows: Container[int],
 ) -> Association:
     """Let ``frontier`` hold the blocks of a request that ends, by group and logical index,
     instead of what it held before. ``strong_stops``: by group, the places before it are
     protected; None: all. ``hits``: by group, the places that were in the pool already when
-    the request came."""
+    the request came. ``windows``: groups of which vLLM lets blocks go before the end."""
     done = Association()
     kept = []
     for group, blocks in enumerate(groups):
@@ -59,7 +60,7 @@ def claim_chain(
     _divide(frontier, strong_stops, done)
     for group, blocks in enumerate(groups):
         # Freed already, or let go by a sliding window: the tail is to be taken first.
-        if done.late or (blocks and blocks[0].is_null):
+        if done.late or (group in windows and any(_is_let_go(block) for block in blocks)):
             _put_right(frontier, group)
     return done
 
@@ -89,6 +90,11 @@ def _note_borrowed(frontier: Frontier, group: int, start: int, stop: int) -> Non
             borrowed = index + 1
             break
     frontier.borrowed[group] = borrowed
+
+
+def _is_let_go(block: "KVCacheBlock") -> bool:
+    """Whether a sliding window has left the block behind, and it may be free."""
+    return block.is_null or block.prev_free_block is not None
 
 
 def _is_free(blocks: "Sequence[KVCacheBlock]") -> bool:

@@ -5,7 +5,7 @@ longest loses its claims, which is a loss of retention and nothing else.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,9 +57,12 @@ class SessionClaims:
         scales: Sequence[int],
         max_records: int,
         clock: Callable[[], float],
+        windows: Container[int] = (),
     ) -> None:
-        """``scales``: by KV cache group, its blocks in one logical block."""
+        """``scales``: by KV cache group, its blocks in one logical block. ``windows``: groups
+        with a sliding window."""
         self._table = table
+        self._windows = windows
         self._scales = tuple(scales)
         self._max_records = max_records
         self._clock = clock
@@ -92,7 +95,7 @@ class SessionClaims:
         frontier = old.pop() if old else self._new_frontier(held, len(groups))
         self.num_records -= frontier.num_places
         stops, hits = self._strong_stops(retention), [hit_blocks * s for s in self._scales]
-        done = claim_chain(frontier, groups, (strong, weak), stops, hits)
+        done = claim_chain(frontier, groups, (strong, weak), stops, hits, self._windows)
         frontier.finished_s = self._clock() if ended else arrived_s
         frontier.interrupted = not ended
         self.num_records += frontier.num_places
@@ -200,7 +203,7 @@ class SessionClaims:
         """What the session said last, if that still holds: a request that says nothing
         renews it."""
         held = self._held.get(ref)
-        if held is None or held.retention.zone is Zone.FINISHED:
+        if held is None or held.retention.zone in (Zone.FINISHED, Zone.DEMOTED):
             return UNHINTED
         expired = is_protected(held.retention) and held.deadline_s <= self._clock()
         return UNHINTED if expired else held.retention

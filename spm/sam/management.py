@@ -169,8 +169,10 @@ class SessionManagement:
         ref = SessionRef(tenant, parse_session_id(request.get("session_id")))
         if self._spm.tracker.idle_since_s(ref) is None:
             return self._recalled(ref)
+        described = self._describe(ref)
         session = {
-            **self._describe(ref),
+            **described,
+            "blocks": max(described["blocks"], self.pooling.logical_blocks(ref)),
             "origin": "local",
             "auto": self.auto_state(ref),
             "operations": self.pooling.in_progress(ref),
@@ -210,10 +212,7 @@ class SessionManagement:
             "idle_s": round(self._spm.idle_s(ref), 3),
             "ttl_left_s": round(left_s, 3),
             "class": zone.name.lower() if zone is not None else "ordinary",
-            "blocks": max(
-                claims.num_blocks(ref) if claims else len(tracker.keys_of(ref)),
-                self.pooling.logical_blocks(ref),
-            ),
+            "blocks": claims.num_blocks(ref) if claims else len(tracker.keys_of(ref)),
         }
 
     def _list_sessions(self, tenant: TenantId, request: Mapping[str, Any]) -> _Answer:
@@ -239,12 +238,15 @@ class SessionManagement:
 def _rendered(said: _Answer, results: list[EditResult]) -> _Answer:
     """The answer to a hint, as it is by now."""
     statuses = [result.current for result in results]
-    return {
+    edits = [result.to_wire() for result in results]
+    answer = {
         **said,
-        "edits": [result.to_wire() for result in results],
+        "edits": edits,
         "done": not UNFINISHED.intersection(statuses),
         **_answer(overall(statuses)),
     }
+    why = [edit["detail"] for edit in edits if edit["status"] != "ok" and "detail" in edit]
+    return {**answer, "detail": why[0]} if why else answer
 
 
 def _with_id(answer: _Answer, operation_id: str) -> _Answer:

@@ -5,7 +5,7 @@ end before its blocks are freed, a preemption, a step, a reset. Nothing happens 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -48,8 +48,11 @@ class SessionAwareManager:
         max_records: int,
         counters: Counters,
         clock: Callable[[], float],
+        windows: Container[int] = (),
     ) -> None:
-        """``scales``: by KV cache group, its blocks in one logical block."""
+        """``scales``: by KV cache group, its blocks in one logical block. ``windows``: groups
+        with a sliding window."""
+        self._windows = windows
         self._config = config
         self.pooling: PoolingCapability = NoPooling()
         """Who carries out what goes beyond the pool; set once, before the first step."""
@@ -71,7 +74,9 @@ class SessionAwareManager:
         self._table = attach(pool, self._config, self._counters, self._clock)
         if self._table is not None:
             self._pool, self._cached = pool, pool.cached_block_hash_to_block
-            self.claims = SessionClaims(self._table, self._scales, self._max_records, self._clock)
+            self.claims = SessionClaims(
+                self._table, self._scales, self._max_records, self._clock, self._windows
+            )
 
     # --- boundaries --------------------------------------------------------------------
 
@@ -168,7 +173,10 @@ class SessionAwareManager:
         Returns how many it still held. ``own_refs``: as for :meth:`edit`."""
         if self.claims is None:
             return 0
-        return self.claims.release(ref, DEMOTED, blocks=blocks, own_refs=own_refs)
+        known = self.claims.release(ref, DEMOTED, blocks=blocks, own_refs=own_refs)
+        if blocks is None:
+            self.claims.note(ref, Retention(Zone.DEMOTED))
+        return known
 
     def low_free(self, limit: int) -> int:
         """Free blocks that nobody wants kept, counted up to ``limit``; 0 without a pool."""
@@ -225,6 +233,8 @@ class SessionAwareManager:
         stored copies that nobody else holds go too."""
         length = max(claims.logical_blocks(ref), self.pooling.logical_blocks(ref))
         known = claims.release(ref, FINISHED, blocks=edit.blocks, own_refs=own_refs)
+        if edit.blocks is None:
+            claims.note(ref, Retention(Zone.FINISHED))
         stored = 0
         if self._config.remote_operations:
             stored = self.pooling.evict(ref, edit).blocks

@@ -182,7 +182,8 @@ def test_noise_is_refused(data: bytes) -> None:
 JSON_LIKE = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
     | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.binary() | st.integers(-(2**63), 2**64 - 1), inner),
+    lambda inner: st.lists(inner)
+    | st.dictionaries(st.text() | st.binary() | st.integers(-(2**63), 2**64 - 1), inner),
     max_leaves=8,
 )  # fmt: skip
 

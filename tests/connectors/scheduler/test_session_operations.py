@@ -350,6 +350,37 @@ def test_more_operations_than_allowed_are_rejected(build: Build) -> None:
     ]
 
 
+@full
+def test_what_lies_behind_a_block_that_was_given_up_is_not_loaded(build: Build) -> None:
+    engine = build()
+    turn(engine)
+    overwrite(engine)
+    engine.edit("s", {"type": "evict", "block_start": 6, "block_end": 8}, operation="evict")
+    engine.edit("s", {"type": "prefetch"})
+    engine.run()
+    (edit,) = engine.operation()["edits"]
+    assert (edit["status"], edit["done_blocks"]) == ("partial", 6)
+    assert "block 6" in engine.operation()["detail"]
+    engine.edit("s", {"type": "prefetch", "block_start": 8, "block_end": 99}, operation="tail")
+    engine.run()
+    (edit,) = engine.operation("tail")["edits"]
+    assert (edit["status"], edit["done_blocks"]) == ("partial", 8)
+    assert "16 logical blocks" in edit["detail"]
+
+
+@full
+def test_what_a_session_gave_up_is_what_is_said_of_it(build: Build) -> None:
+    engine = build()
+    turn(engine, cache_control={"ttl": 300})
+    engine.edit("s", {"type": "offload"}, operation="1")
+    engine.run()
+    session = engine.manage("get_session", session_id="s")["session"]
+    assert (session["class"], session["ttl_left_s"], session["blocks"]) == ("demoted", 0.0, 16)
+    engine.edit("s", {"type": "evict"}, operation="2")
+    session = engine.manage("get_session", session_id="s")["session"]
+    assert (session["class"], session["blocks"]) == ("finished", 0)
+
+
 # --- evict, keep-alive, other engines --------------------------------------------------
 
 

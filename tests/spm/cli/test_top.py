@@ -55,7 +55,7 @@ def test_once(spm: Spm) -> None:
     assert outcome.out == (
         "ENGINE  SESSIONS  ACTIVE   GPU FREE  PROTECTED   HOST  REMOTE  LOAD  PREFETCH  BEHIND"
         "  OPERATIONS\n"
-        "0             12       3  700/1,024        200  2,048  closed   0+1       5+2   0.5 s"
+        "0             12       3  700/1,024        200  2,048      up   0+1       5+2   0.5 s"
         "           2\n"
         "\n"
         "SESSION  CLASS    TTL LEFT  ACTIVE   IDLE  BLOCKS\n"

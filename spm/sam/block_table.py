@@ -270,11 +270,10 @@ class BlockTable:
         now_tick = math.floor(self._clock())
         if not self.queue.any_expired(now_tick):
             return False
-        self._end_reservations(now_tick)
-        while self.queue.any_expired(self.now_tick):
-            if self._move_expired():
-                return True
-        return False
+        self._end_reservations(now_tick)  # this alone moves blocks that are shared
+        while not self.queue.has_ordinary and self.queue.any_expired(self.now_tick):
+            self._move_expired()
+        return self.queue.has_ordinary
 
     def _end_reservations(self, now_tick: int) -> None:
         """Protection whose time has come ends for all its blocks at once."""
@@ -283,15 +282,11 @@ class BlockTable:
             self._counters.add(Metric.SAM_EXPIRED_BLOCKS, one.blocks)
             self.retarget(one, ORDINARY)
 
-    def _move_expired(self) -> int:
+    def _move_expired(self) -> None:
         blocks = self.queue.expired(self.now_tick, _RELIEF_BLOCKS)
-        moved = 0
         for block in blocks:
             self.put_right(block.block_id)
-            holder = self.holders[block.block_id]
-            moved += holder is None or holder.target == ORDINARY
         self._expiry_backlog = len(blocks) == _RELIEF_BLOCKS
-        return moved
 
     # --- what the queue tells ----------------------------------------------------------
 

@@ -208,6 +208,11 @@ class ZonedFreeBlockQueue(FreeKVCacheBlockQueue):
         self._link_after(end.prev_free_block, block)
         self.num_free_blocks += 1
 
+    @property
+    def has_ordinary(self) -> bool:
+        """Whether an ordinary block is free."""
+        return self._ordinary_start.next_free_block is not self._ordinary_end
+
     def count_low(self, limit: int) -> int:
         """Free blocks that nobody wants kept (ordinary ones and those before them), counted
         up to ``limit``. O(limit)."""

@@ -53,8 +53,17 @@ def _hold(frontier: Frontier, place: RestoredBlock, one: Reservation) -> bool:
     if ids[index] == block.block_id and frontier.holds(block.block_id):
         return True
     frontier.release(group, index, ORDINARY)
+    if frontier.claimant_at(block.block_id) is not None:
+        _forget_former_places(frontier, block.block_id)
     expected = block.block_hash
     if expected is None or not frontier.table.claim(block, expected, one):
         return False
     ids[index] = block.block_id
     return True
+
+
+def _forget_former_places(frontier: Frontier, block_id: int) -> None:
+    """An ordinary block is reused without notice: a place may name it for what it held before."""
+    for group, index in list(frontier.places()):
+        if frontier.ids[group][index] == block_id:
+            frontier.release(group, index, ORDINARY)

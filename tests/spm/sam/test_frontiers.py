@@ -5,6 +5,7 @@ import pytest
 from spm.agent_hint import AgentHint, BlockRange, Edit, EditType, SessionState
 from spm.operation import Status
 from spm.sam.claims import MAX_FRONTIERS
+from spm.sam.restoring import RestoredBlock
 from spm.sam.zones import Zone
 from tests.spm.sam.kit import FINISHED_HINT, Rig, ref_of, ttl
 
@@ -154,3 +155,14 @@ def test_a_reset_of_the_prefix_cache_ends_every_claim() -> None:
     assert rig.zone(ids) is Zone.ORDINARY
     assert (rig.claims.num_records, rig.table.ledger.num_marked) == (0, 0)
     rig.sam.check_integrity()
+
+
+def test_a_restored_block_is_not_given_up_for_what_it_held_before() -> None:
+    """An ordinary block is reused without notice: a place behind still names it."""
+    rig = Rig(4)
+    rig.turn(A, None, 1, 2, 3)
+    running = rig.start(9)
+    (block,) = running.blocks
+    rig.sam.restored(A, [RestoredBlock(0, 0, block)], renew=False)
+    rig.end(running, A, ttl(60))
+    assert rig.zones([block.block_id]) == [Zone.SOON]

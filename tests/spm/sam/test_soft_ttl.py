@@ -136,3 +136,14 @@ def test_no_boundary_is_handed_out_while_expired_blocks_wait(
     assert len(set(taken)) == 12
     assert min(taken) > 0
     rig.sam.check_integrity()
+
+
+def test_a_shared_block_that_expired_is_found_when_nothing_else_is_free() -> None:
+    """Its sessions' expiry alone makes it ordinary: no block is left to be moved for that."""
+    rig = Rig(2)
+    first, second = rig.start(1), rig.start(1)
+    rig.end(first, A)
+    rig.end(second, B, ttl(0.5))
+    rig.clock.now_s += 1
+    assert len(rig.pool.get_new_blocks(1)) == 1
+    assert rig.counted(Metric.SAM_OVERRIDDEN_BLOCKS) == 0

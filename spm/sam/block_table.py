@@ -273,6 +273,7 @@ class BlockTable:
         self._end_reservations(now_tick)  # this alone moves blocks that are shared
         while not self.queue.has_ordinary and self.queue.any_expired(self.now_tick):
             self._move_expired()
+        self._expiry_backlog = self.queue.any_expired(self.now_tick)  # for the next tick
         return self.queue.has_ordinary
 
     def _end_reservations(self, now_tick: int) -> None:
@@ -385,5 +386,6 @@ class BlockTable:
         return max((ASSOCIATED, *asked))
 
     def _moved(self, block: "KVCacheBlock", old: Target, target: Target) -> None:
-        if old != target and block.prev_free_block is not None:
+        # With a backlog it may lie where it belonged before its reservation ended.
+        if block.prev_free_block is not None and (old != target or self._expiry_backlog):
             self.queue.move(block, target)

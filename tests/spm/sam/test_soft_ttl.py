@@ -147,3 +147,15 @@ def test_a_shared_block_that_expired_is_found_when_nothing_else_is_free() -> Non
     rig.clock.now_s += 1
     assert len(rig.pool.get_new_blocks(1)) == 1
     assert rig.counted(Metric.SAM_OVERRIDDEN_BLOCKS) == 0
+
+
+def test_a_session_that_closes_during_a_backlog_leaves_nothing_protected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_table, "_RELIEF_BLOCKS", 2)
+    rig = Rig(8)
+    ids = rig.turn(A, ttl(0.5), 1, 2, 3)
+    rig.after(1)
+    assert None not in rig.zones(ids)
+    rig.sam.closed(A)
+    assert rig.zone(ids) is Zone.ORDINARY

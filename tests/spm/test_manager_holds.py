@@ -240,7 +240,8 @@ class HoldsMachine(RuleBasedStateMachine):
         self.settle()
         before = self.held()
         old = self.blocks.get(ref, [])
-        stays = old[: len(keys)] == keys[: len(old)]  # else the old chain was left
+        both = zip(old, keys, strict=False)
+        stays = all(o is None or o == new for o, new in both)  # else the old chain was left
         self.blocks[ref] = [*keys, *(old[len(keys) :] if stays else [])]
         self.lose(before, asked=False)
         for known in (self.orphaned, self.released, self.deletable):

@@ -61,6 +61,11 @@ class CacheGeometry:
     adapters: AdapterIdentities = field(default_factory=AdapterIdentities, compare=False)
 
     @property
+    def scales(self) -> list[int]:
+        """By group, its blocks in one logical block, which is as long as the alignment."""
+        return [self.alignment_tokens // group.block_tokens for group in self.groups]
+
+    @property
     def has_windows(self) -> bool:
         """Whether some group attends to a sliding window only."""
         return any(group.window_tokens is not None for group in self.groups)

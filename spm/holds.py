@@ -91,7 +91,7 @@ class KeyHolds:
         for queue in (self._released, self._deletable):
             if any(self._tracker.is_held(key) for key in queue) or len(queue) > self._max_keys:
                 raise IntegrityError("a queue is too long, or a session holds a key in it")
-        if any(self._tracker.idle_since_s(ref) is None for ref in self._changed):
+        if any(not self._tracker.is_open(ref) for ref in self._changed):
             raise IntegrityError("a session that is over is to have its keys held")
 
 

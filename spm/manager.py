@@ -74,7 +74,7 @@ class SessionAwarePoolingManager:
         """Apply one event; never raises for a session or key it does not know."""
         match event:
             case SessionOpened(ref, parent):
-                known = self._is_open(ref)
+                known = self.tracker.is_open(ref)
                 outcome = self._open(ref, parent)
                 self._keep(ref)
                 if parent is not None and outcome.refused is None:
@@ -199,16 +199,13 @@ class SessionAwarePoolingManager:
         else:
             self._active.pop(ref, None)
 
-    def _is_open(self, ref: SessionRef) -> bool:
-        return self.tracker.idle_since_s(ref) is not None
-
     def _open(self, ref: SessionRef, parent: SessionRef | None = None) -> TrackOutcome:
         refs = (ref,) if parent is None or parent == ref else (parent, ref)
-        new = [one for one in refs if not self._is_open(one)]
+        new = [one for one in refs if not self.tracker.is_open(one)]
         outcome = self.tracker.open(ref, parent)
         self._note(outcome)
         for one in new:
-            if self._is_open(one):  # a refused parent is not
+            if self.tracker.is_open(one):  # a refused parent is not
                 self._announcer.opened(one)
         return outcome
 

@@ -180,6 +180,15 @@ class SessionKeyTracker:
         session = self._sessions.get(ref)
         return () if session is None else tuple(session.blocks(group))
 
+    def num_blocks(self, ref: SessionRef, group: GroupId) -> int:
+        """Length of the same list, holes included. O(1)."""
+        session = self._sessions.get(ref)
+        return 0 if session is None else len(session.blocks(group))
+
+    def is_open(self, ref: SessionRef) -> bool:
+        """Whether the session is known. O(1)."""
+        return ref in self._sessions
+
     def keys_of(self, ref: SessionRef, group: GroupId | None = None) -> list[BlockKey]:
         """The distinct keys of one group or all, group by group in logical order."""
         session = self._sessions.get(ref)

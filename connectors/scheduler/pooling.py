@@ -102,8 +102,9 @@ class PoolingHalf:
         self._prefetcher = Prefetcher(
             config, self.queue, sam, manager, world_size, job_ids, counters, clock
         )
-        scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
-        self._offloader = Offloader(config, self.queue, sam, manager, scales, self._check, clock)
+        self._offloader = Offloader(
+            config, self.queue, sam, manager, geometry.scales, self._check, clock
+        )
         self._loads = LoadTracker(
             geometry, manager, self.queue, world_size, counters, job_ids, self._prefetcher.loaded
         )

@@ -93,7 +93,7 @@ class Prefetcher:
         to_gpu = edit.target is PrefetchTarget.GPU and self._pool is not None
         if to_gpu:
             blocks = self._protect_present(operation, blocks)
-        missing = [one for one in blocks if not self._is_there(one.key, to_gpu)]
+        missing = [one for one in blocks if to_gpu or not self._in_host(one.key)]
         operation.done_blocks += len(blocks) - len(missing)
         if not missing:
             return operation.end(Status.OK)
@@ -118,8 +118,8 @@ class Prefetcher:
         operation.done_blocks += len(present)
         return missing
 
-    def _is_there(self, key: BlockKey, to_gpu: bool) -> bool:
-        return not to_gpu and self._residency.is_stored(key, Tier.HOST)
+    def _in_host(self, key: BlockKey) -> bool:
+        return self._residency.is_stored(key, Tier.HOST)
 
     def _room(self, wanted: int) -> int:
         """Blocks that may be taken: of those nobody wants kept at most a half, and the reserve
@@ -145,7 +145,7 @@ class Prefetcher:
             prefetch.why = Status.REJECTED
             prefetch.detail = "the GPU pool has no room for all of it"
         if self._config.host_bytes:
-            there = [self._is_there(one.key, False) for one in to_host]
+            there = [self._in_host(one.key) for one in to_host]
             operation.done_blocks += sum(there)
             rows += [(one, True) for one, kept in zip(to_host, there, strict=True) if not kept]
         for one, host_only in rows:
@@ -163,7 +163,7 @@ class Prefetcher:
         """Whether a load has a chance. Without a remote store everything is known."""
         if self._config.remote is not None:
             return True
-        return not host_only and self._residency.is_stored(key, Tier.HOST)
+        return not host_only and self._in_host(key)
 
     def _offer(self, prefetch: _Prefetch, one: SessionBlock, host_only: bool) -> bool:
         # What somebody wants in the GPU pool is not diverted to the host tier.

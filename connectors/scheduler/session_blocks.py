@@ -32,7 +32,7 @@ class SessionBlocks:
     def logical_blocks(self, ref: SessionRef) -> int:
         """Length of the chain that a request of the session can resume from."""
         lengths = [
-            len(self._tracker.blocks(ref, group.group)) * group.block_tokens
+            self._tracker.num_blocks(ref, group.group) * group.block_tokens
             for group in self._geometry.groups
         ]
         return min(lengths, default=0) // self._geometry.alignment_tokens

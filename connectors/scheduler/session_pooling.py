@@ -51,7 +51,7 @@ class SessionPooling:
         """``keeper``: None without a remote store; ``manifests``: None if there are none."""
         self._config = config
         self._geometry = geometry
-        self._scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
+        self._scales = geometry.scales
         self._manager = manager
         self._sam = sam
         self._prefetcher = prefetcher
@@ -197,10 +197,11 @@ class SessionPooling:
             self._stop(ref)
         before = len(self._manager.tracker.keys_of(ref))
         self._manager.handle(events.SessionEvicted(ref, edit.blocks, self._scales))
-        operation = Operation(ref, edit, before - len(self._manager.tracker.keys_of(ref)))
+        left = len(self._manager.tracker.keys_of(ref))
+        operation = Operation(ref, edit, before - left)
         operation.done_blocks = operation.blocks
         if self._manifests is not None and operation.blocks:
-            if self._manager.tracker.keys_of(ref):
+            if left:
                 self.refreshed(ref)
             else:
                 self._manifests.forget(ref)
@@ -254,7 +255,7 @@ class SessionPooling:
         self._manager.handle(done)
 
     def _is_known(self, ref: SessionRef) -> bool:
-        return self._manager.tracker.idle_since_s(ref) is not None
+        return self._manager.tracker.is_open(ref)
 
     def _adopt(self, manifest: SessionManifest) -> None:
         """Go on with a session that another engine began."""

@@ -63,10 +63,9 @@ class SessionHooks:
         self._clock = clock
         self._tick = 0
         self._tenants = TenantVerifier()
-        scales = [geometry.alignment_tokens // g.block_tokens for g in geometry.groups]
         windows = [at for at, g in enumerate(geometry.groups) if g.window_tokens is not None]
         self.sam = SessionAwareManager(
-            config.sam, scales, config.max_keys, counters, clock, windows
+            config.sam, geometry.scales, config.max_keys, counters, clock, windows
         )
         self.bus = LifecycleBus(engine_id, counters)
         self.manager = SessionAwarePoolingManager(

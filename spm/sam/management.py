@@ -117,7 +117,7 @@ class SessionManagement:
 
     def _apply_hint(self, ref: SessionRef, hint: AgentHint, operation_id: str) -> Render:
         said: _Answer = {"session_id": ref.session_id, "retention": None}
-        known = self._spm.tracker.idle_since_s(ref) is not None
+        known = self._spm.tracker.is_open(ref)
         if not known and not self._may_be_elsewhere(hint):
             refusal = {**said, "edits": [], **_refusal(Status.NOT_FOUND, _NO_SESSION)}
             return lambda: refusal
@@ -151,7 +151,7 @@ class SessionManagement:
         return self._once(tenant, request, end)
 
     def _end(self, ref: SessionRef, tree: bool) -> _Answer:
-        if self._spm.tracker.idle_since_s(ref) is None:
+        if not self._spm.tracker.is_open(ref):
             return {**_refusal(Status.NOT_FOUND, _NO_SESSION), "ended": []}
         ended = self._spm.tracker.subtree(ref) if tree else [ref]
         for one in ended:
@@ -167,7 +167,7 @@ class SessionManagement:
         self, tenant: TenantId, request: Mapping[str, Any]
     ) -> "_Answer | Future[_Answer]":
         ref = SessionRef(tenant, parse_session_id(request.get("session_id")))
-        if self._spm.tracker.idle_since_s(ref) is None:
+        if not self._spm.tracker.is_open(ref):
             return self._recalled(ref)
         described = self._describe(ref)
         session = {

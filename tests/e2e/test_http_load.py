@@ -132,5 +132,10 @@ def test_fifty_agents_leave_nothing_behind(tmp_path: Path) -> None:
         assert server.metric("spm:hints_total", outcome="acted") > _SESSIONS
         assert server.metric("spm:internal_errors_total") == 0
         assert server.metric("vllm:num_requests_running") == 0
-    log = (tmp_path / "vllm.log").read_text()
-    assert "Traceback" not in log
+        assert "Traceback" not in server.log_path.read_text()
+    # Told to stop, vLLM's API server may report the engine that it has just stopped as dead
+    # (the cancelled reader of the engine's outputs says so): the engine's own lines count.
+    lines = (tmp_path / "vllm.log").read_text().splitlines()
+    engine = [line for line in lines if line.startswith(("(EngineCore", "(Worker"))]
+    assert engine
+    assert not [line for line in engine if "Traceback" in line]

@@ -66,7 +66,7 @@ class SessionAwarePoolingManager:
         self.tracker = SessionKeyTracker(config.max_sessions, config.max_keys, clock)
         self.residency = ResidencyIndex(world_size, config.max_keys, config.residency_ttl_s, clock)
         self._wheel: TtlWheel[SessionRef] = TtlWheel(clock)
-        self._holds = KeyHolds(self.tracker, config.max_keys, wanted=config.remote is not None)
+        self._holds = KeyHolds(self.tracker, config.max_keys, wanted=config.holds_keys)
         bus = bus if bus is not None else LifecycleBus("", counters)
         self._announcer = LifecycleAnnouncer(bus, self.tracker, self.residency)
 

@@ -15,7 +15,7 @@ from connectors.stores.redis_connections import (
 )
 from connectors.stores.redis_keys import RedisKeys, bulk, command
 from connectors.stores.redis_parser import SinkParser
-from spm.config import redacted_url
+from spm.redis_url import redacted_url
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from connectors.stores.redis_connections import (
     options_of,
     translated_errors,
 )
-from spm.config import redacted_url
 from spm.errors import ConfigError, StoreError, StoreTimeoutError, StoreUnavailableError
+from spm.redis_url import redacted_url
 
 _REFRESH_INTERVAL_S = 1.0
 

@@ -16,8 +16,8 @@ from redis.retry import Retry
 
 from connectors.stores.base import StoreKey
 from connectors.stores.redis_parser import SinkParser, parser_of
-from spm.config import redacted_url
 from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
+from spm.redis_url import redacted_url
 
 _READ_AHEAD_BYTES = 16 * 1024
 

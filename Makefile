@@ -1,4 +1,4 @@
-# make demo   install what is needed, then run the main job on a real model
+# make demo   install what is needed, then run the main job on a real model; STORE=lmcache: over LMCache
 # make test   install what is needed, then lint, types and all tests
 PYTHON ?= python3
 VENV   := .venv
@@ -6,12 +6,19 @@ BIN    := $(VENV)/bin
 LOCK   := requirements/cpu-dev.lock
 # Extra arguments for pytest, as in: make test PYTEST_ARGS="-m 'not e2e'"
 PYTEST_ARGS ?=
+# Where the demo keeps KV: redis or lmcache
+STORE ?= redis
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint format bench install system clean
+.PHONY: demo known-store test lint format bench install system clean
 
-demo: install
-	$(BIN)/spm demo
+demo: known-store install
+	$(BIN)/spm demo --store $(STORE)
+
+# Before minutes of installing.
+known-store:
+	@case "$(STORE)" in redis|lmcache) ;; \
+		*) echo "error: STORE=$(STORE): choose redis or lmcache" >&2; exit 2 ;; esac
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

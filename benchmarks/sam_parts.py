@@ -1,7 +1,8 @@
 """vLLM's schedulers for the benchmark: their configuration, and a connector that does nothing."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ class Kind:
     module: str = "connectors.session_aware"
     named: bool = False
     hinted: bool = False
+    settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)
 
 
 STOCK = Kind()
@@ -74,6 +76,11 @@ NOOP = Kind("NoopConnector", "benchmarks.sam_parts")
 NO_HINTS = Kind("SessionAwareConnector")
 NAMED = Kind("SessionAwareConnector", named=True)
 HINTED = Kind("SessionAwareConnector", hinted=True)
+_WRAP: dict[str, Any] = {
+    "wrap": {"kv_connector": "NoopConnector", "kv_connector_module_path": "benchmarks.sam_parts"}
+}
+WRAPPED = Kind("SessionAwareConnector", settings=_WRAP)
+PASSED_THROUGH = Kind("SessionAwareConnector", settings={**_WRAP, "sam": {"enabled": False}})
 
 
 class NoopConnector(KVConnectorBase_V1, SupportsHMA):
@@ -153,7 +160,7 @@ def vllm_config(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) 
             kv_connector_module_path=kind.module,
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config=SETTINGS,
+            kv_connector_extra_config=dict(kind.settings),
         )
     cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
     cache.num_gpu_blocks = load.pool_blocks

@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.sam_conversations import LONGEST_THINK_STEPS, Conversation
-from benchmarks.sam_parts import SETTINGS, Kind, Load, make_scheduler
+from benchmarks.sam_parts import Kind, Load, make_scheduler
 from connectors.assembly import build_scheduler_half
 from connectors.session_aware import SessionAwareConnector
 from spm.config import SpmConfig
@@ -42,7 +42,7 @@ class Side:
         self._due: dict[int, list[Conversation]] = defaultdict(list)
         self._depth = 2 if asynchronous else 1
         self._in_flight: deque[tuple[SchedulerOutput, set[str]]] = deque()
-        if kind.connector == "SessionAwareConnector":
+        if kind.connector == "SessionAwareConnector" and "wrap" not in kind.settings:
             self._use_step_clock()
         rng = random.Random(seed)
         for _ in range(load.sessions):
@@ -55,7 +55,7 @@ class Side:
         pool = self.scheduler.kv_cache_manager.block_pool  # back to vLLM's own, then ours again
         pool.free_block_queue = FreeKVCacheBlockQueue(pool.free_block_queue.get_all_free_blocks())
         connector.scheduler_half = build_scheduler_half(
-            SpmConfig.from_extra_config(SETTINGS),
+            SpmConfig.from_extra_config(self._kind.settings),
             self.scheduler.vllm_config,
             self.scheduler.kv_cache_config,
             connector._counters,

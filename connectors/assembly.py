@@ -18,13 +18,17 @@ from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.worker.half import WorkerHalf, remote_breaker
 from connectors.worker.idle import IdleWorkerHalf
+from connectors.wrapping.half import WrappingHalf
 from spm.config import SpmConfig
 from spm.keys import Rank
 from spm.metrics import Counters
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from connectors.wrapping.gate import RequestGate
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ def build_scheduler_half(
         lambda layouts: engine_fingerprint(vllm_config, geometry, layouts),
         _lookup_service(config, counters),
         _store_keeper(config, vllm_config.parallel_config.world_size, counters),
-        f"{socket.gethostname()[:32]}-{secrets.token_hex(8)}",
+        _engine_id(),
         counters,
         clock,
     )
@@ -59,6 +63,39 @@ def build_scheduler_half(
     if events is not None and events.enable_kv_cache_events:
         half.publish_kv_events()
     return half
+
+
+def build_wrapping_half(
+    config: SpmConfig,
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    inner: "KVConnectorBase_V1",
+    gate: "RequestGate",
+    counters: Counters,
+    clock: Callable[[], float] = time.monotonic,
+) -> WrappingHalf:
+    """Sessions beside a wrapped connector. Any model will do: nothing is moved by us."""
+    _warn(vllm_config)
+    half = WrappingHalf(
+        config,
+        block_geometry(kv_cache_config),
+        inner,
+        gate,
+        vllm_config,
+        vllm_config.parallel_config.world_size,
+        _engine_id(),
+        counters,
+        clock,
+    )
+    events = vllm_config.kv_events_config
+    if events is not None and events.enable_kv_cache_events:
+        half.publish_kv_events()
+    return half
+
+
+def _engine_id() -> str:
+    """Unique among engines and starts."""
+    return f"{socket.gethostname()[:32]}-{secrets.token_hex(8)}"
 
 
 def _store_keeper(config: SpmConfig, world_size: int, counters: Counters) -> StoreKeeper | None:

@@ -47,12 +47,17 @@ def spm_manage(
     """vLLM's utility call ``spm_manage``. Scheduler thread; vLLM itself waits for a future."""
     for connector in _connectors(engine_core.scheduler.get_kv_connector()):
         manage = getattr(connector, "manage", None)
-        if manage is not None and type(connector).__name__ == _NAME:
+        if manage is not None and _is_ours(connector):
             # Asleep, its KV memory may be gone: nothing may be moved there.
             asleep = engine_core.is_sleeping()
             answer: dict[str, Any] | Future[dict[str, Any]] = manage(request, asleep=asleep)
             return answer
     return dict(_NO_CONNECTOR)
+
+
+def _is_ours(connector: Any) -> bool:  # noqa: ANN401  (vLLM's, of any kind)
+    """By name: its module is heavy and not imported in every process."""
+    return any(cls.__name__ == _NAME for cls in type(connector).__mro__)
 
 
 def _connectors(connector: Any) -> Iterator[Any]:  # noqa: ANN401  (vLLM's, of any kind)

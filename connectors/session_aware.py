@@ -1,7 +1,9 @@
 """``SessionAwareConnector``: vLLM's connector hooks, each handed to one of two halves.
 
-Nothing is decided here. Scheduler-side hooks run on the scheduler's thread, worker-side
-hooks on the worker's main thread; the halves share nothing but metadata.
+If its settings wrap another connector, another class is built in its place
+(:mod:`connectors.wrapping.connector`); what vLLM asks the class itself goes to the wrapped
+connector's class then. Nothing is decided here. Scheduler-side hooks run on the scheduler's
+thread, worker-side hooks on the worker's main thread; the halves share nothing but metadata.
 """
 
 import logging
@@ -16,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -23,13 +26,15 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from connectors.assembly import build_scheduler_half, build_worker_half
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
 from connectors.stats import SpmPromMetrics, SpmStats
+from connectors.wrapping.inner import inner_class, inner_config, wrap_in, wrap_of
+from connectors.wrapping.stats import WrappedPromMetrics, rebuilt
 from spm.config import SpmConfig
 from spm.metrics import Counters
 from spm.residency import Tier
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_events import KVCacheEvent, KVConnectorKVEvents
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
         KVConnectorStats,
@@ -52,6 +57,16 @@ _HIT_SOURCES = {
 
 class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     """Session-aware pooling for an unmodified vLLM. See README.md for its settings."""
+
+    def __new__(
+        cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> "SessionAwareConnector":
+        """The class vLLM knows by name builds the one that the settings need."""
+        if cls is SessionAwareConnector and wrap_of(vllm_config) is not None:
+            from connectors.wrapping.connector import WrappingConnector  # it is a subclass
+
+            cls = WrappingConnector
+        return super().__new__(cls)
 
     def __init__(
         self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -196,7 +211,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
             return set()
         return {block_id for result in results for block_id in result.failed_block_ids}
 
-    def build_connector_worker_meta(self) -> WorkerReport | None:
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self.worker_half.report()
 
     def clear_connector_metadata(self) -> None:
@@ -217,7 +232,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
     def build_kv_connector_stats(
         cls, data: dict[str, Any] | None = None
     ) -> "KVConnectorStats | None":
-        return SpmStats(data or {})
+        return rebuilt(data or {})
 
     @classmethod
     def build_prom_metrics(
@@ -227,7 +242,26 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> "KVConnectorPromMetrics | None":
-        return SpmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        wrap, how = wrap_of(vllm_config), (metric_types, labelnames, per_engine_labelvalues)
+        if wrap is not None:
+            return WrappedPromMetrics(vllm_config, *how, wrap)
+        return SpmPromMetrics(vllm_config, *how)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        wrap = wrap_of(vllm_config)
+        if wrap is None:
+            return None
+        return inner_class(wrap).get_required_kvcache_layout(inner_config(vllm_config, wrap))
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        wrap = wrap_in(extra_config)
+        if wrap is None:
+            return False
+        return inner_class(wrap).requires_piecewise_for_cudagraph(
+            dict(wrap.kv_connector_extra_config)
+        )
 
     def shutdown(self) -> None:
         if self.role is KVConnectorRole.SCHEDULER:
@@ -243,7 +277,7 @@ class SessionAwareConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self.worker_half.check_integrity(idle=idle)
 
-    def get_kv_connector_kv_cache_events(self) -> None:
+    def get_kv_connector_kv_cache_events(self) -> "KVConnectorKVEvents | None":
         return None
 
     def take_events(self) -> "Iterable[KVCacheEvent]":

@@ -193,7 +193,7 @@ class SpmConfig:
     def holds_keys(self) -> bool:
         """Whether stored values can be kept alive and deleted by their names."""
         if self.store is not None:
-            return bool(self.store.l2_url)
+            return True
         if self.wrap is not None:
             return bool(self.wrap.remote_url)
         return self.remote is not None

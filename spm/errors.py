@@ -10,10 +10,12 @@ from tracker.errors import IntegrityError, SpmError
 __all__ = [
     "BadValueError",
     "ConfigError",
+    "ConnectorError",
     "IntegrityError",
     "LayoutError",
     "SpmError",
     "StoreError",
+    "StoreRefusedError",
     "StoreTimeoutError",
     "StoreUnavailableError",
 ]
@@ -27,6 +29,10 @@ class LayoutError(SpmError):
     """The KV cache has a layout this connector cannot move safely."""
 
 
+class ConnectorError(SpmError):
+    """A wrapped connector raised in a hook that was called for a session."""
+
+
 class StoreError(SpmError):
     """A store could not answer; nothing is known about the keys asked for."""
 
@@ -37,6 +43,10 @@ class StoreUnavailableError(StoreError):
 
 class StoreTimeoutError(StoreError):
     """The deadline passed before the store had answered."""
+
+
+class StoreRefusedError(StoreError):
+    """The store is there, and will not do what it was asked."""
 
 
 class BadValueError(SpmError):

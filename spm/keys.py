@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, Protocol
 
 from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key, split_block_key
 
@@ -24,6 +24,14 @@ def fingerprint_of(parts: dict[str, str]) -> Fingerprint:
             data = text.encode()
             digest.update(len(data).to_bytes(8, "big") + data)
     return Fingerprint(digest.digest()[:16])
+
+
+class KeyNames(Protocol):
+    """How a store calls the values of keys: by :class:`KeySpace` if they are ours."""
+
+    def store_key(self, key: BlockKey, rank: Rank) -> StoreKey:
+        """Name of ``key``'s value for one rank."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Metric(Enum):
         "spm:internal_errors",
         "Unexpected exceptions caught at a thread boundary.",
         label="where",
-        values=("loader", "saver", "lookup", "keeper", "management", "subscriber"),
+        values=("loader", "saver", "lookup", "keeper", "control", "management", "subscriber", "wrapped"),
     )
     KEEP_ALIVE_KEYS = MetricSpec(
         "spm:keep_alive_keys",
@@ -161,6 +161,18 @@ class Metric(Enum):
         "What auto mode decided about idle sessions.",
         label="decision",
         values=("retain", "offload", "drop"),
+    )
+    CONTROL_CALLS = MetricSpec(
+        "spm:control_calls",
+        "Requests to LMCache's control API.",
+        label="outcome",
+        values=("ok", "refused", "failed"),
+    )
+    BYPASSED_REQUESTS = MetricSpec(
+        "spm:bypassed_requests",
+        "Requests kept out of a wrapped connector, which would not keep their KV apart.",
+        label="reason",
+        values=("cache_salt", "adapter"),
     )
     OPERATIONS = MetricSpec("spm:operations", "Offloads and prefetches that go on.", gauge=True)
     SESSIONS = MetricSpec("spm:sessions", "Sessions tracked.", gauge=True)

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from fastapi.routing import APIRoute
@@ -21,11 +21,13 @@ from spm.cli import outcomes
 from spm.client.fields import Fields
 from spm.client.session_results import parse_session
 from spm.config import BreakerConfig, KeepAliveConfig, RemoteConfig, SamConfig, SpmConfig
+from spm.demo.report import turn_header
 from spm.http.edit_request import parse_edit_request
 from spm.http.routes import router
 from spm.lifecycle import LifecycleKind
 from spm.metrics import Metric
 from spm.operation import Status
+from spm.wrap_config import LMCacheConfig, WrapConfig
 
 _ROOT = Path(__file__).parent.parent
 _README = (_ROOT / "README.md").read_text()
@@ -35,6 +37,8 @@ _NESTED: dict[object, Any] = {
     BreakerConfig: BreakerConfig,
     KeepAliveConfig: KeepAliveConfig,
     SamConfig: SamConfig,
+    LMCacheConfig | None: LMCacheConfig,
+    WrapConfig | None: WrapConfig,
 }
 
 
@@ -48,11 +52,18 @@ def settings_rows(cls: Any = SpmConfig, prefix: str = "") -> Iterator[str]:  # n
             continue
         low, high = field.metadata.get("range", ("", ""))
         allowed = f"{low:,} to {high:,}" if field.metadata.get("range") else ""
-        if not allowed and get_args(field.type):
+        if get_origin(field.type) is Literal:
             allowed = ", ".join(f"`{choice}`" for choice in get_args(field.type))
-        shown = json.dumps(field.default) if field.default in (True, False, "") else field.default
-        default = "required" if field.default is MISSING else f"`{shown}`"
-        yield f"| `{name}` | {default} | {allowed} | {field.metadata.get('doc', '')} |"
+        yield f"| `{name}` | {_default(field)} | {allowed} | {field.metadata.get('doc', '')} |"
+
+
+def _default(field: Any) -> str:  # noqa: ANN401
+    if field.default_factory is not MISSING:
+        return f"`{field.default_factory()}`"
+    if field.default is MISSING:
+        return "required"
+    shown = json.dumps(field.default) if field.default in (True, False, "") else field.default
+    return f"`{shown}`"
 
 
 @pytest.mark.parametrize("row", list(settings_rows()))
@@ -61,7 +72,7 @@ def test_every_setting_is_in_the_table(row: str) -> None:
 
 
 def test_the_table_has_no_other_settings() -> None:
-    shown = re.findall(r"^\| `[a-z_.]+` \|[^|]*\|[^|]*\|[^|]*\|$", _README, re.MULTILINE)
+    shown = re.findall(r"^\| `[a-z0-9_.]+` \|[^|]*\|[^|]*\|[^|]*\|$", _README, re.MULTILINE)
     assert sorted(shown) == sorted(settings_rows())
 
 
@@ -85,6 +96,10 @@ def _accept(transfer_config: dict[str, Any]) -> None:
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
     }
+
+
+def test_the_demos_table_has_the_demos_columns() -> None:
+    assert f"```\n{turn_header()}\n" in _README
 
 
 def test_all_samples_are_explained() -> None:
@@ -245,6 +260,7 @@ def test_metrics_exist(name: str, labels: str) -> None:
         {
             *re.findall(r"\]\((?!https?:|#)([^)]+)\)", _README),
             *re.findall(r"python ([\w/]+\.py)", _README),
+            *re.findall(r"\$\(cat ([^)]+)\)", _README),
         }
     ),
 )

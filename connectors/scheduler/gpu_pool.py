@@ -5,6 +5,7 @@ counting references, freeing. Scheduler thread.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -70,6 +71,14 @@ class GpuPool:
         self._taken.update((block.block_id, block) for block in blocks)
         return blocks
 
+    def hold(self, blocks: "Sequence[KVCacheBlock]") -> None:
+        """Published blocks stay where they are until they are let go."""
+        self._pool.touch(blocks)
+
+    def let_go(self, blocks: "Sequence[KVCacheBlock]") -> None:
+        """Of blocks that were held. In prefix order: the tail goes first."""
+        self._pool.free_blocks(reversed(blocks))
+
     def publish(self, key: BlockKey, block_id: int, end_tokens: int) -> "KVCacheBlock":
         """A taken block is filled: requests can hit it. If another one was published under the
         same hash meanwhile, it is that one, and this stays unpublished."""
@@ -87,9 +96,11 @@ class GpuPool:
         blocks = [self._taken.pop(i) for i in reversed(block_ids) if i in self._taken]
         self._pool.free_blocks(blocks)
 
-    def check_integrity(self) -> None:
-        """Raise :class:`IntegrityError` if a block of ours is somebody else's too."""
-        shared = [i for i, block in self._taken.items() if block.ref_cnt != 1]
+    def check_integrity(self, *, lent: bool = False) -> None:
+        """Raise :class:`IntegrityError` if a block of ours is somebody else's too. ``lent``: a
+        connector that fills it may hold it as well, and requests that hit it."""
+        most = math.inf if lent else 1
+        shared = [i for i, block in self._taken.items() if not 1 <= block.ref_cnt <= most]
         if shared:
             raise IntegrityError(f"blocks taken for a prefetch are in use: {shared[:5]}")
 

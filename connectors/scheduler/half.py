@@ -59,6 +59,7 @@ class SchedulerHalf:
         self._auto: AutoMode | None = None
         """None: what is not asked for is not decided."""
         self._rate: ComputeRate | None = None
+        self._kv_events: TierEvents | None = None
         if config.pools:
             self.pooling = PoolingHalf(
                 config,
@@ -90,7 +91,6 @@ class SchedulerHalf:
         self.sessions.management.engine_status = self._status
         if keeper is not None and config.events_stream:
             self.sessions.bus.subscribe(lambda event: keeper.publish((encode_event(event),)))
-        self._kv_events: TierEvents | None = None
 
     def publish_kv_events(self) -> None:
         """vLLM publishes KV events: what is in the tiers is to be among them. Before the first
@@ -192,10 +192,10 @@ class SchedulerHalf:
         if self.pooling is None:
             return self.sessions.management.handle(request)
         pooling = self.pooling.sessions
-        pooling.asleep = asleep
+        pooling.operations.asleep = asleep
         answer = self.sessions.management.handle(request)
         pooling.tick()  # an idle engine takes no step
-        pooling.asleep = False
+        pooling.operations.asleep = False
         return answer
 
     def _closed(self, ref: SessionRef) -> None:
@@ -206,12 +206,15 @@ class SchedulerHalf:
             self._auto.closed(ref)
 
     def _status(self) -> dict[str, Any]:
+        pooling = self.pooling.status() if self.pooling is not None else self._gpu_only_status()
+        return {**self._sessions_status(), **pooling}
+
+    def _sessions_status(self) -> dict[str, Any]:
         tracker = self.manager.tracker
         return {
             "sessions": tracker.num_sessions,
             "active_requests": self.manager.num_active_requests,
             "session_keys": tracker.num_keys,
-            **(self.pooling.status() if self.pooling is not None else self._gpu_only_status()),
         }
 
     def _gpu_only_status(self) -> dict[str, Any]:
@@ -232,11 +235,10 @@ class SchedulerHalf:
     def changed_gauges(self) -> dict[str, float]:
         """The gauges if one of them has changed since the last call, else nothing. Every step
         asks, so the usual answer has to be cheap."""
-        sessions = self.sessions
-        if self.pooling is None and not sessions.changed:
+        sessions, pooling = self.sessions, self._pooling_sizes()
+        if not pooling and not sessions.changed:
             return {}
         sessions.changed = False
-        pooling = self.pooling.sizes() if self.pooling is not None else ()
         sizes = (*sessions.sizes(), *pooling)
         if sizes == self._last_sizes:
             return {}
@@ -245,8 +247,13 @@ class SchedulerHalf:
 
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
-        pooling = self.pooling.gauges() if self.pooling is not None else {}
-        return {**self.sessions.gauges(), **pooling}
+        return {**self.sessions.gauges(), **self._pooling_gauges()}
+
+    def _pooling_sizes(self) -> tuple[int, ...]:
+        return self.pooling.sizes() if self.pooling is not None else ()
+
+    def _pooling_gauges(self) -> dict[str, float]:
+        return self.pooling.gauges() if self.pooling is not None else {}
 
     def shutdown(self) -> None:
         """Stop the lookup thread."""

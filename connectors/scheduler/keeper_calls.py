@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from connectors.stores.base import KVStore, StoreKey
-from spm.keys import KeySpace, Rank
+from spm.keys import KeyNames, Rank
 from tracker.ids import BlockKey
 
 _LONGEST_LIFE_S = 30 * 86_400
@@ -41,7 +41,7 @@ class BlockCalls:
 
     def touch(
         self,
-        space: KeySpace,
+        space: KeyNames,
         held: Sequence[tuple[BlockKey, float]],
         now_s: float,
         deadline_s: float,
@@ -56,14 +56,14 @@ class BlockCalls:
         lives = [_seconds(until_s - now_s) for _, until_s in held for _ in self._ranks]
         return self._by_block(self._store.touch_many(names, deadline_s, lives))
 
-    def delete(self, space: KeySpace, keys: Sequence[BlockKey], deadline_s: float) -> int:
+    def delete(self, space: KeyNames, keys: Sequence[BlockKey], deadline_s: float) -> int:
         """Have values deleted, with a grace if the store can; returns how many there were."""
         names = self._names(space, keys)
         if self._can.exact_ttl and self._grace_s > 0:
             return self._store.expire_many(names, self._grace_s, deadline_s)
         return self._store.delete_many(names, deadline_s)
 
-    def _names(self, space: KeySpace, keys: Sequence[BlockKey]) -> list[StoreKey]:
+    def _names(self, space: KeyNames, keys: Sequence[BlockKey]) -> list[StoreKey]:
         return [space.store_key(key, rank) for key in keys for rank in self._ranks]
 
     def _by_block(self, by_value: Sequence[bool | None]) -> list[bool | None]:

@@ -8,7 +8,7 @@ from connectors.scheduler.keeper_news import Answer, DocumentRead, KeysChecked, 
 from connectors.scheduler.keeper_queues import KeeperQueues, KeyCheck, Question
 from connectors.stores.base import StoreCapacity
 from spm.keepalive import KeepAliveRing
-from spm.keys import KeySpace
+from spm.keys import KeyNames
 from spm.metrics import Counters, Metric
 from spm.pace import Pace
 
@@ -23,7 +23,7 @@ class KeeperState:
     counters: Counters
     queues: KeeperQueues = field(default_factory=KeeperQueues)
     condition: threading.Condition = field(default_factory=threading.Condition)
-    space: KeySpace | None = None
+    space: KeyNames | None = None
     """How keys are named; None: nobody knows yet."""
     generation: int = 0
     """Grows with every new key space: what was asked under an older one is void."""

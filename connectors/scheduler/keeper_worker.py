@@ -14,7 +14,7 @@ from connectors.stores.base import KVStore, StoreKey
 from spm.breaker import CircuitBreaker
 from spm.config import SpmConfig
 from spm.errors import StoreError
-from spm.keys import KeySpace
+from spm.keys import KeyNames
 from spm.metrics import Metric
 from tracker.ids import BlockKey
 
@@ -145,7 +145,7 @@ class KeeperWorker:
 
     # --- doing it, lock not held ----------------------------------------------------------
 
-    def _ask(self, question: Question, space: KeySpace | None, generation: int) -> None:
+    def _ask(self, question: Question, space: KeyNames | None, generation: int) -> None:
         answer = no_answer(question)
         try:
             if self._clock() < question.deadline_s and self._breaker.allow():
@@ -160,7 +160,7 @@ class KeeperWorker:
             if self._on_news is not None:
                 self._on_news()
 
-    def _answer(self, question: Question, space: KeySpace | None) -> Answer:
+    def _answer(self, question: Question, space: KeyNames | None) -> Answer:
         if isinstance(question, DocumentQuery):
             read = partial(self._store.get_document, question.name, question.max_bytes)
             return DocumentRead(question.number, self._call(read, question.deadline_s))
@@ -185,7 +185,7 @@ class KeeperWorker:
             return [(key, ring.until_s(key) or -math.inf) for key in keys]
 
     def _keep_alive(
-        self, batch: Sequence[tuple[BlockKey, float]], space: KeySpace, generation: int
+        self, batch: Sequence[tuple[BlockKey, float]], space: KeyNames, generation: int
     ) -> None:
         if not batch:
             return
@@ -203,12 +203,12 @@ class KeeperWorker:
                 self._state.desk.gone(gone, asked_s)
 
     def _touch(
-        self, space: KeySpace, batch: Sequence[tuple[BlockKey, float]], deadline_s: float
+        self, space: KeyNames, batch: Sequence[tuple[BlockKey, float]], deadline_s: float
     ) -> Sequence[bool | None]:
         touch = partial(self._calls.touch, space, batch, self._clock())
         return self._call(touch, deadline_s) or [None] * len(batch)
 
-    def _delete(self, keys: Sequence[BlockKey], space: KeySpace) -> None:
+    def _delete(self, keys: Sequence[BlockKey], space: KeyNames) -> None:
         if not keys:
             return
         delete = partial(self._calls.delete, space, keys)

@@ -429,7 +429,7 @@ class PoolingHalf:
             "queues": self.queue.status(),
             "keep_alive": kept or None,
             "speeds": {f"{tier.value}_bytes_per_s": self.speeds.bytes_per_s(tier) for tier in Tier},
-            "operations": self.sessions.num_operations,
+            "operations": len(self.sessions.operations),
         }
 
     def sizes(self) -> tuple[int, ...]:
@@ -440,7 +440,7 @@ class PoolingHalf:
             residency.num_remote_keys,
             len(self._records),
             self._loads.num_jobs + len(self._prefetcher.jobs),
-            self.sessions.num_operations,
+            len(self.sessions.operations),
         )
 
     def gauges(self) -> dict[str, float]:

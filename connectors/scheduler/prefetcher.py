@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from connectors.metadata import NO_BLOCK_ID, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.gpu_pool import GpuPool
+from connectors.scheduler.pool_room import PoolRoom
 from connectors.scheduler.prefetch_jobs import PrefetchJob, PrefetchJobs
 from connectors.scheduler.session_blocks import SessionBlock
 from connectors.scheduler.transfer_queue import Payload, Transfer, TransferQueue
@@ -68,6 +69,7 @@ class Prefetcher:
         self._config = config
         self._queue = queue
         self._sam = sam
+        self._room = PoolRoom(config.prefetch_reserve_share, sam)
         self._manager = manager
         self._residency = manager.residency
         self._counters = counters
@@ -97,7 +99,7 @@ class Prefetcher:
         operation.done_blocks += len(blocks) - len(missing)
         if not missing:
             return operation.end(Status.OK)
-        room = self._room(len(missing)) if to_gpu else 0
+        room = self._offered(len(missing)) if to_gpu else 0
         prefetch = _Prefetch(operation, set(), room, self._clock())
         self._enqueue(prefetch, missing)
         return operation
@@ -121,18 +123,10 @@ class Prefetcher:
     def _in_host(self, key: BlockKey) -> bool:
         return self._residency.is_stored(key, Tier.HOST)
 
-    def _room(self, wanted: int) -> int:
-        """Blocks that may be taken: of those nobody wants kept at most a half, and the reserve
-        is left to inference; what other prefetches were promised is not promised twice."""
+    def _offered(self, wanted: int) -> int:
         assert self._pool is not None
         promised = sum(one.room for one in self._prefetches.values())
-        low = self._sam.low_free(2 * (wanted + promised) + self._reserve)
-        return max(0, min(low // 2, low - self._reserve) - promised)
-
-    @property
-    def _reserve(self) -> int:
-        assert self._pool is not None
-        return int(self._config.prefetch_reserve_share * self._pool.num_blocks)
+        return self._room.offer(self._pool, wanted, promised)
 
     def _enqueue(self, prefetch: _Prefetch, missing: Sequence[SessionBlock]) -> None:
         operation, to_host = prefetch.operation, missing[prefetch.room :]
@@ -205,9 +199,7 @@ class Prefetcher:
         """Where a run's blocks go; None if the pool has no room for it any more."""
         if run[0].payload.host_only:
             return [NO_BLOCK_ID] * len(run)
-        if self._pool is None or self._sam.low_free(len(run) + self._reserve) < (
-            len(run) + self._reserve
-        ):
+        if self._pool is None or not self._room.has(self._pool, len(run)):
             return None
         for owner in self._owners(run):
             owner.room -= min(owner.room, len(run))
@@ -219,7 +211,7 @@ class Prefetcher:
         filling = self.jobs.is_filling
         if self._pool is None or not (self._prefetches or filling):
             return
-        if pressed or (filling and self._pool.num_free < self._reserve // 2):
+        if pressed or (filling and self._room.is_short(self._pool)):
             for prefetch in [one for one in self._prefetches.values() if one.to_gpu]:
                 prefetch.why = Status.REJECTED
                 self._give_up(prefetch, "given up: inference needs the room")

@@ -12,6 +12,7 @@ from connectors.groups import CacheGeometry
 from connectors.scheduler.gpu_pool import GpuPool
 from connectors.scheduler.manifests import Manifests
 from connectors.scheduler.offloader import Offloader
+from connectors.scheduler.operations import RunningOperations
 from connectors.scheduler.prefetcher import Prefetcher
 from connectors.scheduler.session_blocks import SessionBlocks
 from connectors.scheduler.store_keeper import DocumentRead, KeysChecked, StoreKeeper
@@ -28,8 +29,6 @@ from spm.sam.manager import SessionAwareManager
 from tracker.ids import BlockKey, GroupId, SessionRef
 
 logger = logging.getLogger(__name__)
-
-_TOO_MANY = "too many operations go on: try again later"
 
 
 class SessionPooling:
@@ -62,12 +61,10 @@ class SessionPooling:
         self._wall_clock = wall_clock
         self._blocks = SessionBlocks(geometry, manager.tracker)
         self._recalling: dict[Operation, None] = {}
-        self._operations: dict[Operation, None] = {}
+        self.operations = RunningOperations(manager, config.max_operations)
         self._salted: dict[SessionRef, None] = {}
         """Sessions whose blocks are named by an adapter's weights: vLLM knows them by other
         names."""
-        self.asleep = False
-        """Whether vLLM sleeps just now: its KV memory may be gone."""
         self.pool: GpuPool | None = None
         self.block_bytes: Mapping[GroupId, int] = {}
 
@@ -125,16 +122,16 @@ class SessionPooling:
             self._manifests.note_changed(ref)
 
     def offload(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
-        refusal = self._refusal(ref, edit)
+        refusal = self.operations.refusal(ref, edit)
         if refusal is not None:
             return refusal
         if not self._is_known(ref):
             return ended(ref, edit, Status.NOT_FOUND, "no such session on this engine")
         blocks, cut = self._blocks.to_keep(ref, edit.blocks), self._beyond(ref, edit)
-        return self._begun(self._offloader.start(ref, edit, blocks, cut), operation_id)
+        return self.operations.begun(self._offloader.start(ref, edit, blocks, cut), operation_id)
 
     def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
-        refusal = self._refusal(ref, edit)
+        refusal = self.operations.refusal(ref, edit)
         if refusal is not None:
             return refusal
         to_host = edit.target is PrefetchTarget.HOST
@@ -147,7 +144,7 @@ class SessionPooling:
             return ended(ref, edit, Status.UNSUPPORTED, detail)
         if not self._is_known(ref):
             return self._prefetch_recalled(ref, edit, operation_id)
-        return self._begun(self._start_prefetch(ref, edit), operation_id)
+        return self.operations.begun(self._start_prefetch(ref, edit), operation_id)
 
     def _start_prefetch(self, ref: SessionRef, edit: Edit) -> Operation:
         cut, span = self._beyond(ref, edit), edit.blocks
@@ -190,7 +187,7 @@ class SessionPooling:
         if self._manifests is None or not self._manifests.read(ref, found):
             return operation.end(Status.NOT_FOUND, "no such session on this engine")
         self._recalling[operation] = None
-        return self._begun(operation, operation_id)
+        return self.operations.begun(operation, operation_id)
 
     def evict(self, ref: SessionRef, edit: Edit) -> Operation:
         if edit.blocks is None:
@@ -226,33 +223,6 @@ class SessionPooling:
         return self._manifests is not None and self._manifests.read(ref, found)
 
     # --- parts of it -------------------------------------------------------------------
-
-    def _refusal(self, ref: SessionRef, edit: Edit) -> Operation | None:
-        if self.asleep:
-            return ended(ref, edit, Status.REJECTED, "the engine sleeps or is paused")
-        if len(self._operations) >= self._config.max_operations:
-            return ended(ref, edit, Status.REJECTED, _TOO_MANY)
-        return None
-
-    def _begun(self, operation: Operation, operation_id: str) -> Operation:
-        """Count it until it ends, and say so."""
-        operation.id = operation_id
-        edit, ref, blocks = operation.edit, operation.ref, operation.blocks
-        self._manager.handle(events.EditAsked(ref, edit.type, operation_id, blocks))
-        self._operations[operation] = None
-        operation.when_done(self._note_end)
-        return operation
-
-    def _note_end(self, operation: Operation) -> None:
-        self._operations.pop(operation, None)
-        done = events.EditDone(
-            operation.ref,
-            operation.edit.type,
-            operation.status,
-            operation.id,
-            operation.done_blocks,
-        )
-        self._manager.handle(done)
 
     def _is_known(self, ref: SessionRef) -> bool:
         return self._manager.tracker.is_open(ref)
@@ -329,11 +299,7 @@ class SessionPooling:
 
     def in_progress(self, ref: SessionRef) -> list[dict[str, Any]]:
         """Operations of a session that go on."""
-        return [
-            {"id": one.id, "type": one.edit.type.value, "status": one.status.value}
-            for one in self._operations
-            if one.ref == ref
-        ]
+        return self.operations.of(ref)
 
     # --- a step ------------------------------------------------------------------------
 
@@ -385,8 +351,3 @@ class SessionPooling:
     def is_waiting(self) -> bool:
         """Whether an answer from the store is being waited for."""
         return self._offloader.is_asking or (self._manifests is not None and self._manifests.busy)
-
-    @property
-    def num_operations(self) -> int:
-        """Operations that go on."""
-        return len(self._operations)

@@ -130,6 +130,11 @@ class SessionHooks:
         if known is not None and known.hit_tokens is None:
             known.hit_tokens = hit_tokens
 
+    def hit_tokens(self, request_id: str) -> int:
+        """That vLLM found in its own pool when it first admitted the request."""
+        known = self._requests.get(request_id)
+        return (known.hit_tokens or 0) if known is not None else 0
+
     def request_finished(self, request: "Request", *, loading: bool) -> dict[str, Any] | None:
         """Before vLLM frees the blocks, so that no hint can be late. ``loading``: the blocks
         hold nothing yet. Returns what to tell the client."""

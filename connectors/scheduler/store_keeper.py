@@ -22,7 +22,7 @@ from spm.breaker import BreakerState, CircuitBreaker
 from spm.config import SpmConfig
 from spm.events import KeysGone, KeysSeen
 from spm.keepalive import KeepAliveRing
-from spm.keys import KeySpace
+from spm.keys import KeyNames
 from spm.metrics import Counters, Metric, metric_key
 from spm.pace import Pace
 from tracker.ids import BlockKey
@@ -96,13 +96,13 @@ class StoreKeeper:
 
     # --- what is wanted -------------------------------------------------------------------
 
-    def use(self, key_space: KeySpace | None) -> None:
+    def use(self, names: KeyNames | None) -> None:
         """Names are built with this from now on. Nothing is kept alive any more, and what
         waits to be done under the old names is not: open checks and reads are answered None.
         None: there are no names yet, so no keys are taken."""
         state = self._state
         with state.condition:
-            state.space = key_space
+            state.space = names
             state.generation += 1
             state.ring.clear()
             state.desk.forget_keys()

@@ -8,6 +8,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+STAND_IN = "spm-standin-"
+"""How the ids of stand-in requests begin. vLLM's own have another form."""
+
 
 @dataclass(frozen=True, slots=True)
 class FillCommand:
@@ -18,6 +21,9 @@ class FillCommand:
     """The stand-in's."""
     block_ids: tuple[int, ...]
     """Places in the GPU pool that it fills, in prefix order."""
+    prefix_block_ids: tuple[int, ...] = ()
+    """What comes before them and holds its KV already. A connector that loads in units larger
+    than a block may name these too when such a unit fails."""
 
 
 @dataclass(slots=True)
@@ -29,6 +35,8 @@ class WrappedCommands(KVConnectorMetadata):
     """That begin in this step."""
     ended: list[str] = field(default_factory=list)
     """Stand-ins that vLLM would now report as finished requests."""
+    hidden: list[str] = field(default_factory=list)
+    """Finished requests that the wrapped connector never heard of: nor may it now."""
 
 
 @dataclass(slots=True)

@@ -41,8 +41,11 @@ class TokenSources:
         return total == prompt_tokens and self.host + self.remote == self.external
 
 
-def parse_sources(text: str) -> TokenSources:
-    """Add up the counters of interest in Prometheus' text format, over all engines."""
+def parse_sources(text: str, *, tiers: bool = True) -> TokenSources:
+    """Add up the counters of interest in Prometheus' text format, over all engines.
+
+    Without ``tiers`` somebody else's connector loads, and what comes from it is all ``remote``:
+    which of its tiers it was is not told."""
     totals: dict[tuple[str, str], float] = {}
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
@@ -55,28 +58,36 @@ def parse_sources(text: str) -> TokenSources:
     def tokens(name: str, label: str) -> int:
         return int(totals.get((name, label), 0.0))
 
+    external = tokens(_VLLM_BY_SOURCE, "external_kv_transfer")
     return TokenSources(
         gpu=tokens(_VLLM_BY_SOURCE, "local_cache_hit"),
-        external=tokens(_VLLM_BY_SOURCE, "external_kv_transfer"),
+        external=external,
         computed=tokens(_VLLM_BY_SOURCE, "local_compute"),
-        host=tokens(_SPM_LOADED, "host"),
-        remote=tokens(_SPM_LOADED, "remote"),
+        host=tokens(_SPM_LOADED, "host") if tiers else 0,
+        remote=tokens(_SPM_LOADED, "remote") if tiers else external,
     )
 
 
-async def read_sources(http: aiohttp.ClientSession, url: str) -> TokenSources:
+async def read_sources(
+    http: aiohttp.ClientSession, url: str, *, tiers: bool = True
+) -> TokenSources:
     """The totals since the server started."""
     async with http.get(f"{url}/metrics") as response:
-        return parse_sources(await response.text())
+        return parse_sources(await response.text(), tiers=tiers)
 
 
 async def settled_sources(
-    http: aiohttp.ClientSession, url: str, before: TokenSources, prompt_tokens: int
+    http: aiohttp.ClientSession,
+    url: str,
+    before: TokenSources,
+    prompt_tokens: int,
+    *,
+    tiers: bool = True,
 ) -> TokenSources:
     """The sources of one finished request; counters may trail it by a step, so wait for them."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
-        delta = await read_sources(http, url) - before
+        delta = await read_sources(http, url, tiers=tiers) - before
         if delta.accounts_for(prompt_tokens) or time.monotonic() > deadline:
             return delta
         await asyncio.sleep(_SETTLE_POLL_S)

@@ -71,6 +71,16 @@ def differing_turns(results: PhaseResults, reference: PhaseResults) -> list[Turn
     return [key for key, turn in results.items() if not turn.same_tokens(reference[key])]
 
 
+def other_hits(results: PhaseResults, reference: PhaseResults) -> list[TurnKey]:
+    """The turns that computed another number of tokens than the reference's: a hit was shorter or
+    longer. Their tokens may differ for that reason alone."""
+    return [
+        key
+        for key, turn in results.items()
+        if turn.sources.computed != reference[key].sources.computed
+    ]
+
+
 def median_resume_ttft(results: PhaseResults) -> float | None:
     """Median seconds to the first token of sessions that come back."""
     times = [turn.answer.ttft_s for turn in results.values() if turn.is_resume]

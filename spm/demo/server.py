@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from spm.demo.lmcache_process import LMCACHE_ENV
 from spm.demo.process import ManagedProcess, free_port
 from spm.errors import SpmError
 
@@ -28,6 +29,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 _ENV = {
+    **LMCACHE_ENV,
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -17,6 +17,10 @@ class SessionAwareConnector:
         return {"status": "ok", "asked": request["op"], "asleep": asleep}
 
 
+class Wrapping(SessionAwareConnector):
+    """A subclass, as is built around another connector."""
+
+
 class Other:
     """Another connector, which happens to have a method of that name."""
 
@@ -33,6 +37,7 @@ def core_with(connector: object, *, asleep: bool = False) -> Any:  # noqa: ANN40
     "connector",
     [
         SessionAwareConnector(),
+        Wrapping(),
         SimpleNamespace(sub_connectors=[Other(), SessionAwareConnector()]),
         SimpleNamespace(sub_connectors=[SimpleNamespace(sub_connectors=[SessionAwareConnector()])]),
     ],

@@ -9,31 +9,26 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.lora.request import LoRARequest
 from vllm.platforms.cpu import CpuPlatform
 
 from connectors import session_aware
+from connectors.scheduler.half import SchedulerHalf
 from connectors.session_aware import SessionAwareConnector
+from connectors.wrapping import connector as wrapping
 from spm.hints import DEFAULT_TENANT
-from spm.keys import Rank
+from tests.e2e.engine_insight import (
+    Warnings,
+    half_of,
+    our_connector,
+    stored_names,
+    worker_integrity,
+    worker_threads,
+)
 from tests.e2e.engine_process import EngineSpec, Turn
 from tracker.ids import SessionId, SessionRef
 
 _MAX_IDLE_STEPS = 20_000
-
-
-def worker_integrity(_: object) -> None:
-    """Executed in each worker process by ``collective_rpc``."""
-    if has_kv_transfer_group():
-        connector = get_kv_transfer_group()
-        assert isinstance(connector, SessionAwareConnector)
-        connector.check_integrity(idle=True)
-
-
-def worker_threads(_: object) -> list[str]:
-    """Executed in each worker process by ``collective_rpc``."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("spm-")]
 
 
 def _allow_async_scheduling() -> None:
@@ -55,9 +50,11 @@ class EngineHost:
         if spec.async_scheduling:
             _allow_async_scheduling()
         self._ahead_s = 0.0
-        module: Any = session_aware
-        build = module.build_scheduler_half
-        module.build_scheduler_half = partial(build, clock=self._clock)
+        for module, name in (
+            (session_aware, "build_scheduler_half"),
+            (wrapping, "build_wrapping_half"),
+        ):
+            setattr(module, name, partial(getattr(module, name), clock=self._clock))
         self._llm = LLM(**spec.llm_arguments())
         self._engine = self._llm.llm_engine
         scheduler = self._engine.vllm_config.scheduler_config
@@ -66,6 +63,7 @@ class EngineHost:
         self._core = core.engine_core
         self._counters: dict[str, float] = {}
         self._preemptions = 0
+        self._warnings = Warnings()
         self._watch_scheduler()
         self._next_id = 0
         self._finished: dict[str, Any] = {}
@@ -88,15 +86,7 @@ class EngineHost:
         return answer
 
     def stored_names(self, session: str) -> list[list[str]]:
-        """What the remote store calls a session's blocks (rank 0), by group."""
-        assert self._connector is not None
-        half = self._connector.scheduler_half
-        assert half.pooling is not None
-        space, ref = half.pooling.key_space(), SessionRef(DEFAULT_TENANT, SessionId(session))
-        return [
-            [space.store_key(key, Rank(0)) for key in half.manager.tracker.keys_of(ref, group)]
-            for group in half.pooling.sessions.block_bytes
-        ]
+        return stored_names(self._half, SessionRef(DEFAULT_TENANT, SessionId(session)))
 
     def _watch_scheduler(self) -> None:
         """Sum our stats as they pass to vLLM's loggers, and count preemptions."""
@@ -119,9 +109,12 @@ class EngineHost:
 
     @property
     def _connector(self) -> SessionAwareConnector | None:
-        connector = self._core.scheduler.connector
-        assert connector is None or isinstance(connector, SessionAwareConnector)
-        return connector
+        return our_connector(self._core.scheduler.connector)
+
+    @property
+    def _half(self) -> SchedulerHalf:
+        assert self._connector is not None
+        return half_of(self._connector)
 
     def _add(
         self, prompt: list[int], session: str | None, max_tokens: int, how: dict[str, Any]
@@ -201,14 +194,16 @@ class EngineHost:
         assert not self._core.scheduler.requests
 
     def gauges(self) -> dict[str, float]:
-        assert self._connector is not None
-        return self._connector.scheduler_half.gauges()
+        return self._half.gauges()
 
     def counters(self) -> dict[str, float]:
         return dict(self._counters)
 
     def preemptions(self) -> int:
         return self._preemptions
+
+    def warnings(self) -> list[str]:
+        return list(self._warnings.lines)
 
     def threads(self) -> list[str]:
         here = [t.name for t in threading.enumerate() if t.name.startswith("spm-")]

@@ -1,16 +1,19 @@
 """A real vLLM engine in a process of its own, driven over a pipe.
 
-The scheduler lives in that process (so tests can look at it), workers in others, exactly
-as in production. Killing the process is the engine crash; starting a second one is the
+The scheduler lives in that process (so tests can look at it), and so does the worker if
+there is only one. Killing the process is the engine crash; starting a second one is the
 second engine.
 """
 
-import multiprocessing
 import os
+import sys
 import traceback
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tests.e2e.engine_environment import ENVIRONMENT, context_of, cpu_threads
 
 _START_TIMEOUT_S = 240.0
 _CALL_TIMEOUT_S = 240.0
@@ -22,6 +25,8 @@ class EngineSpec:
 
     model: str
     connector: dict[str, Any] | None = None
+    transfer: dict[str, Any] | None = None
+    """What differs in ``kv_transfer_config``, where the connector is not ours alone."""
     block_size: int = 32
     num_blocks: int = 200
     max_num_batched_tokens: int = 512
@@ -29,6 +34,10 @@ class EngineSpec:
     max_num_seqs: int = 8
     async_scheduling: bool = False
     tensor_parallel_size: int = 1
+    own_interpreter: bool = False
+    """Python started anew, as on another machine: its string hashes differ."""
+    imports: tuple[str, ...] = ()
+    """Modules that change something in the engine's process before vLLM starts."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def llm_arguments(self) -> dict[str, Any]:
@@ -47,15 +56,22 @@ class EngineSpec:
             "disable_log_stats": False,
             **self.extra,
         }
+        transfer = self.transfer
         if self.connector is not None:
-            arguments["kv_transfer_config"] = {
-                "kv_connector": "SessionAwareConnector",
-                "kv_connector_module_path": "connectors.session_aware",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": self.connector,
-            }
+            transfer = session_aware(self.connector)
+        if transfer is not None:
+            how = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+            arguments["kv_transfer_config"] = {**how, **transfer}
         return arguments
+
+
+def session_aware(extra: dict[str, Any]) -> dict[str, Any]:
+    """Our connector in ``kv_transfer_config``, with these settings."""
+    return {
+        "kv_connector": "SessionAwareConnector",
+        "kv_connector_module_path": "connectors.session_aware",
+        "kv_connector_extra_config": extra,
+    }
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class EngineProcess:
     """Context manager; every call is executed by the engine process in order."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = context_of(own_interpreter=spec.own_interpreter)
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=_serve, args=(spec, child), daemon=False)
         self._process.start()
@@ -143,7 +159,7 @@ class EngineProcess:
         return self._call("manage", request)  # type: ignore[no-any-return]
 
     def stored_names(self, session: str) -> list[list[str]]:
-        """What the remote store calls a session's blocks, by KV cache group."""
+        """What the remote store calls a session's blocks, by KV cache group, or its chunks."""
         return self._call("stored_names", session)  # type: ignore[no-any-return]
 
     def settle(self) -> None:
@@ -166,6 +182,10 @@ class EngineProcess:
     def preemptions(self) -> int:
         """How often the scheduler preempted a request since the engine started."""
         return int(self._call("preemptions"))
+
+    def warnings(self) -> list[str]:
+        """What our connector has logged since the engine started, warnings and worse."""
+        return self._call("warnings")  # type: ignore[no-any-return]
 
     def threads(self) -> list[str]:
         """Names of our threads in the scheduler's and the workers' processes."""
@@ -196,31 +216,15 @@ class EngineProcess:
         return value
 
 
-def cpu_threads(ranks: int) -> str:
-    """vLLM's own choice of threads differs with and without a connector, and results depend
-    (in their last bits) on it. Ranks share the cores if there are too few."""
-    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    each = max(1, len(cores) // ranks)
-    return "|".join(
-        ",".join((cores * ranks)[rank * each : (rank + 1) * each]) for rank in range(ranks)
-    )
-
-
 def _serve(spec: EngineSpec, pipe: Connection) -> None:
     """Main function of the engine process."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        TORCHDYNAMO_DISABLE="1",  # or the first request waits for a C++ compiler
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-    )
+    os.environ.update(ENVIRONMENT)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cpu_threads(spec.tensor_parallel_size)
     from tests.e2e.engine_host import EngineHost
 
     try:
+        for module in spec.imports:
+            import_module(module)
         host = EngineHost(spec)
     except BaseException:
         pipe.send((False, traceback.format_exc()))
@@ -233,3 +237,6 @@ def _serve(spec: EngineSpec, pipe: Connection) -> None:
             pipe.send((True, getattr(host, name)(*arguments)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to be done, and taking vLLM apart needs two seconds

@@ -14,7 +14,7 @@ import httpx
 from spm.demo.model import ensure_model
 from spm.demo.process import ManagedProcess, free_port
 from spm.demo.server import SERVED_NAME, ServerSpec, build_command
-from tests.e2e.engine_process import cpu_threads
+from tests.e2e.engine_environment import cpu_threads
 
 MODEL = SERVED_NAME
 _START_TIMEOUT_S = 240.0
@@ -83,6 +83,7 @@ def running(spec: HttpServerSpec, log_path: Path) -> Iterator[HttpServer]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
+        "OMP_WAIT_POLICY": "passive",
         "VLLM_CPU_OMP_THREADS_BIND": cpu_threads(spec.engines),
     }
     if spec.plugins is not None:

@@ -1,7 +1,7 @@
 """The main promise: more than twenty multi-turn prompts give exactly what stock vLLM gives
 for its own prefix hits, whichever tier the session comes back from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_tokens_and_logprobs_are_those_of_a_gpu_hit(
             assert second.gauges()["spm:sessions|"] == 0
 
     if case.restarts:
-        with checked_engine(first_spec) as engine:
+        with checked_engine(replace(first_spec, own_interpreter=True)) as engine:
             assert_identical(replay(engine, resumed), resumed)
             _assert_loaded(engine, resumed, "remote", "host")
 

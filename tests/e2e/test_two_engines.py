@@ -73,7 +73,8 @@ def test_a_session_goes_on_on_another_engine_and_outlives_its_first(
 ) -> None:
     mine, kept = hybrid_stock.first[1].session, hybrid_stock.first[2].session
     resumed = hybrid_stock.again[2:]
-    with checked_engine(hybrid_stock.engine(server.tcp_url, **_EXTRA)) as second:
+    spec = replace(hybrid_stock.engine(server.tcp_url, **_EXTRA), own_interpreter=True)
+    with checked_engine(spec) as second:
         found = second.manage(op="get_session", session_id=kept)["session"]
         where = found["residency"]
         assert found["origin"] == "manifest"

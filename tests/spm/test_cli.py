@@ -59,6 +59,32 @@ def test_phases_and_model_reach_the_demo(demo_runs: list[DemoOptions]) -> None:
     assert demo_runs == [DemoOptions(phases=["host", "restart"], model=Path("/models/m"))]
 
 
+@pytest.mark.parametrize("store", ["redis", "lmcache"])
+def test_the_store_reaches_the_demo(store: str, demo_runs: list[DemoOptions]) -> None:
+    assert main(["demo", "--store", store]) == 0
+    assert demo_runs == [DemoOptions(store=store)]
+
+
+def test_an_unknown_store_is_refused_with_the_known_names(
+    demo_runs: list[DemoOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = usage_error(["demo", "--store", "ghost"], capsys)
+    assert "--store" in message
+    assert "'ghost' (choose from 'redis', 'lmcache')" in message
+    assert demo_runs == []
+
+
+def test_phases_are_those_of_the_store(
+    demo_runs: list[DemoOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--store", "lmcache", "--phases", "lmcache"]) == 0
+    assert demo_runs == [DemoOptions(store="lmcache", phases=["lmcache"])]
+    message = usage_error(["demo", "--phases", "lmcache"], capsys)
+    assert "choose from recompute, host, redis, restart" in message
+    message = usage_error(["demo", "--store", "lmcache", "--phases", "host"], capsys)
+    assert "choose from recompute, lmcache, restart" in message
+
+
 def test_by_default_all_phases_run_on_the_models_own_build(demo_runs: list[DemoOptions]) -> None:
     assert main(["demo"]) == 0
     assert demo_runs == [DemoOptions(phases=None, model=None)]

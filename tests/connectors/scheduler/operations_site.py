@@ -143,7 +143,7 @@ class Site:
             queue = queues[name]
             assert queue["in_flight_bytes"] <= limit or queue["in_flight"] == 1
         going_on = self._going_on()
-        assert going_on <= self.pooling.sessions.num_operations <= self.config.max_operations
+        assert going_on <= len(self.pooling.sessions.operations) <= self.config.max_operations
 
     def _going_on(self) -> int:
         edits = [edit for one in self.operations.values() for edit in one.get("edits", ())]
@@ -191,7 +191,7 @@ class Site:
         assert all(promise.done() for promise in self.promises)
         self.check()
         assert self._going_on() == 0
-        assert self.pooling.sessions.num_operations == 0
+        assert len(self.pooling.sessions.operations) == 0
         assert all(not any(queue.values()) for queue in self.pooling.queue.status().values())
         assert not self.pooling.has_pending_work()
 

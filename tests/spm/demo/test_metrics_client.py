@@ -8,7 +8,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from spm.demo import metrics_client
-from spm.demo.metrics_client import TokenSources, parse_sources, settled_sources
+from spm.demo.metrics_client import (
+    TokenSources,
+    parse_sources,
+    settled_sources,
+)
 
 ONE_ENGINE = """\
 # HELP vllm:prompt_tokens_by_source_total Number of prompt tokens by source.
@@ -77,6 +81,12 @@ def test_large_counters_in_exponent_form_are_read() -> None:
     assert parse_sources(computed('source="local_compute"', "1.5e+06")).computed == 1_500_000
 
 
+def test_what_somebody_elses_connector_loaded_is_remote_as_its_tiers_are_not_told() -> None:
+    sources = parse_sources(ONE_ENGINE.replace("tier", "other"), tiers=False)
+    assert sources == TokenSources(gpu=64, external=96, computed=1376, remote=96)
+    assert sources.accounts_for(64 + 96 + 1376)
+
+
 def test_metrics_with_a_similar_name_do_not_count() -> None:
     text = computed('source="local_compute"').replace("source_total", "source_total_seconds")
     assert parse_sources(text) == TokenSources()
@@ -104,7 +114,9 @@ def test_a_prompt_is_accounted_for_when_all_tokens_and_tiers_add_up(
     assert sources.accounts_for(40) is complete
 
 
-def settle(pages: list[str], before: TokenSources, prompt_tokens: int) -> TokenSources:
+def settle(
+    pages: list[str], before: TokenSources, prompt_tokens: int, *, tiers: bool = True
+) -> TokenSources:
     """Ask a server that shows one page after the other, and stays at the last."""
     left = list(pages)
 
@@ -116,7 +128,7 @@ def settle(pages: list[str], before: TokenSources, prompt_tokens: int) -> TokenS
         app.router.add_get("/metrics", metrics)
         async with TestServer(app) as server, aiohttp.ClientSession() as http:
             url = str(server.make_url("")).rstrip("/")
-            return await settled_sources(http, url, before, prompt_tokens)
+            return await settled_sources(http, url, before, prompt_tokens, tiers=tiers)
 
     return asyncio.run(run())
 
@@ -126,6 +138,13 @@ def test_counters_that_trail_the_answer_are_waited_for() -> None:
     before = TokenSources(computed=1000)
     sources = settle([late, late, ONE_ENGINE], before, 64 + 96 + 376)
     assert sources == TokenSources(gpu=64, external=96, computed=376, host=32, remote=64)
+
+
+def test_somebody_elses_connector_is_waited_for_by_vllms_counters_alone() -> None:
+    plain = ONE_ENGINE.replace("spm:", "other:")
+    late = plain.replace("external_kv_transfer", "other")
+    sources = settle([late, plain], TokenSources(), 64 + 96 + 1376, tiers=False)
+    assert (sources.external, sources.host, sources.remote) == (96, 0, 96)
 
 
 def test_counters_that_never_add_up_are_returned_as_they_are(

@@ -5,11 +5,13 @@ import itertools
 import pytest
 
 from spm.demo.conversation import TurnKey
+from spm.demo.metrics_client import TokenSources
 from spm.demo.phases import HOST, RECOMPUTE, REDIS, REFERENCE, RESTART, Phase
 from spm.demo.report import (
     PhaseResults,
     differing_turns,
     median_resume_ttft,
+    other_hits,
     summary,
     turn_header,
     turn_row,
@@ -59,6 +61,14 @@ def test_differing_turns_are_those_with_other_tokens_alone() -> None:
     other = TurnKey(1, "orchestrator")
     run[other] = result(other, logprobs=(-3.0, -3.0, -3.0))
     assert differing_turns(run, reference) == [KEY]
+
+
+def test_another_hit_is_another_number_of_computed_tokens_alone() -> None:
+    reference, run = results(REFERENCE), results(HOST)
+    run[KEY] = result(KEY, sources=TokenSources(gpu=1120, computed=2345), token_ids=(1,))
+    assert other_hits(run, reference) == []
+    run[KEY] = result(KEY, sources=TokenSources(gpu=1119, computed=2346))
+    assert other_hits(run, reference) == [KEY]
 
 
 def test_the_median_leaves_out_turns_that_open_a_session() -> None:

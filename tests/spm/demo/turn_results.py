@@ -15,8 +15,9 @@ def result(
     token_ids: tuple[int, ...] = (5, 6, 7),
     logprobs: tuple[float, ...] = (-0.5, -0.25, -1.0),
     ttft_s: float = 1.0,
+    sources: TokenSources = SOURCES,
 ) -> TurnResult:
-    return TurnResult(key, Answer("text", token_ids, logprobs, 3465, ttft_s), SOURCES)
+    return TurnResult(key, Answer("text", token_ids, logprobs, 3465, ttft_s), sources)
 
 
 def results(

@@ -127,7 +127,16 @@ class Metric(Enum):
         "spm:internal_errors",
         "Unexpected exceptions caught at a thread boundary.",
         label="where",
-        values=("loader", "saver", "lookup", "keeper", "control", "management", "subscriber", "wrapped"),
+        values=(
+            "loader",
+            "saver",
+            "lookup",
+            "keeper",
+            "control",
+            "management",
+            "subscriber",
+            "wrapped",
+        ),
     )
     KEEP_ALIVE_KEYS = MetricSpec(
         "spm:keep_alive_keys",

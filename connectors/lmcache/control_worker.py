@@ -134,7 +134,7 @@ class ControlWorker:
         with state.condition:
             for key in keys:
                 state.deletes.pop(key, None)
-            pass
+            state.deleting.difference_update(keys)
 
     def reset(self) -> None:
         """Nothing asked so far matters any more; nothing is kept."""

@@ -31,7 +31,7 @@ def wrap_of(vllm_config: "VllmConfig") -> WrapConfig | None:
 
 def wrap_in(extra_config: Mapping[str, Any]) -> WrapConfig | None:
     """The same, from ``kv_connector_extra_config``."""
-    if not extra_config.get("wrap") and not extra_config.get("store"):
+    if extra_config.get("wrap") is None and extra_config.get("store") is None:
         return None  # whatever else is wrong is said when the connector is built
     return SpmConfig.from_extra_config(extra_config).wrapped
 

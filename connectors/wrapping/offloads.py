@@ -92,7 +92,7 @@ class WrappedOffloads:
         elif done == operation.blocks:
             self._sam.demoted(operation.ref, operation.edit.blocks)
         elif done:
-            self._sam.demoted(operation.ref, None)
+            self._sam.demoted(operation.ref, BlockRange(span.start, span.start + done))
         if done == operation.blocks:
             self._end(offload, Status.OK, detail)
         elif done:

@@ -177,12 +177,11 @@ def test_what_redis_lost_in_part_is_hit_as_far_as_it_goes(
     engine: EngineProcess, recorded: Recorded, site: LMCacheSite
 ) -> None:
     """Each session's chain has a hole behind its first chunks."""
-    for exchange in recorded.turns[2]:
-        site.wait_until_stored(engine, exchange.session)
-        names = engine.stored_names(exchange.session)[0]
-        with site.redis.client() as client:
-            client.delete(names[PARTLY_TOKENS // BLOCK])
+    site.wait_until_stored(engine, *_sessions(recorded.turns[2]))
     site.leave_nothing_but_l2(engine)
+    chains = [engine.stored_names(session)[0] for session in _sessions(recorded.turns[2])]
+    with site.redis.client() as client:
+        client.delete(*[names[PARTLY_TOKENS // BLOCK] for names in chains])
     for exchange in recorded.partly:
         engine.settle()
         assert engine.drop_gpu_cache()

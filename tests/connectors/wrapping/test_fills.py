@@ -46,6 +46,7 @@ def test_a_resumed_session_finds_its_blocks_in_the_gpu_pool(build: Build) -> Non
     result = site.result(operation)
     assert (result["status"], result["blocks"], result["done_blocks"]) == ("ok", BLOCKS, BLOCKS)
     assert site.session("s")["residency"]["gpu"] == BLOCKS
+    assert site.half.gauges()["spm:sam_protected_blocks|"] == BLOCKS, "it is expected back"
     site.turn("second", site.next_prompt, session="s")
     assert site.hits["second"] == (4 * BLOCKS, 0)
 

@@ -11,7 +11,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from connectors.session_aware import SessionAwareConnector
 from connectors.wrapping.connector import WrappingConnector
-from connectors.wrapping.inner import class_named, create_inner, inner_class, inner_config, wrap_of
+from connectors.wrapping.inner import (
+    class_named,
+    create_inner,
+    inner_class,
+    inner_config,
+    wrap_in,
+    wrap_of,
+)
 from spm.errors import ConfigError, LayoutError
 from spm.wrap_config import WrapConfig
 from tests.connectors.scheduler.vllm_parts import FULL, HYBRID, write_model
@@ -143,6 +150,15 @@ def test_settings_that_wrap_nothing_are_left_alone(directory: Path) -> None:
     assert wrap_of(config) is None
     config.kv_transfer_config = None
     assert wrap_of(config) is None
+
+
+def test_an_lmcache_server_is_wrapped_with_nothing_but_defaults() -> None:
+    wrap = wrap_in({"store": {}})
+    assert wrap is not None
+    assert wrap.kv_connector == "LMCacheMPConnector"
+    assert wrap_in({"store": None, "wrap": None}) is None
+    with pytest.raises(ConfigError, match=r"wrap\.kv_connector is missing"):
+        wrap_in({"wrap": {}})
 
 
 def test_what_a_shallow_copy_shares_it_does_not_change(directory: Path) -> None:

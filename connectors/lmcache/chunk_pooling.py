@@ -4,7 +4,7 @@ confirmation by those names, everything else as over any connector.
 Scheduler thread only; the store keeper's thread talks to Redis.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from connectors.lmcache.chunk_questions import ChunkQuestions
@@ -37,13 +37,9 @@ class ChunkResidence:
 
     chunk_of: Mapping[BlockKey, BlockKey]
     residency: ResidencyIndex
-    in_host: Collection[BlockKey]
-    """What the tier between the GPU pool and Redis had a while ago."""
 
     def is_stored(self, key: BlockKey, tier: Tier) -> bool:
         """As last confirmed."""
-        if tier is Tier.HOST:
-            return key in self.in_host
         chunk = self.chunk_of.get(key)
         return chunk is not None and self.residency.is_stored(chunk, tier)
 
@@ -190,11 +186,7 @@ class ChunkPooling(WrappedPooling):
             for at, name in enumerate(chain.names)
             if at * size // tokens < len(chunks.keys)
         }
-        return ChunkResidence(chunk_of, self._manager.residency, self._in_host(ref, chain))
-
-    def _in_host(self, ref: SessionRef, chain: SessionChain) -> Collection[BlockKey]:
-        """Which of ``chain.names`` are known to be between the GPU pool and Redis."""
-        return ()
+        return ChunkResidence(chunk_of, self._manager.residency)
 
     # --- a step ------------------------------------------------------------------------
 

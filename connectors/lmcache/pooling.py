@@ -6,7 +6,7 @@ API, the store keeper to the Redis behind it, if its URL is known.
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from connectors.lmcache.chunk_keys import ChunkNames, LMCacheModel, ServerChunkKeys
@@ -24,9 +24,25 @@ from spm.capability import Capabilities
 from spm.errors import ConfigError
 from spm.operation import Operation, Status, ended
 from spm.redis_url import redacted_url
+from spm.residency import Tier
+from spm.residency_view import Residence
 from tracker.ids import BlockKey, SessionRef
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithHost:
+    """Implements :class:`spm.residency_view.Residence`."""
+
+    behind: Residence
+    in_host: Collection[BlockKey]
+
+    def is_stored(self, key: BlockKey, tier: Tier) -> bool:
+        return key in self.in_host if tier is Tier.HOST else self.behind.is_stored(key, tier)
+
+    def remote_age_s(self, key: BlockKey) -> float | None:
+        return self.behind.remote_age_s(key)
 
 
 class LMCachePooling(ChunkPooling):
@@ -182,10 +198,12 @@ class LMCachePooling(ChunkPooling):
         if self._chains.get(ref) is chain:
             self._host.note(ref, chain, blocks)
 
-    def _in_host(self, ref: SessionRef, chain: SessionChain) -> Collection[BlockKey]:
-        """LMCache evicts without telling: what was there long ago is not said to be."""
+    def external_blocks(self, ref: SessionRef, chain: SessionChain) -> Residence:
+        """LMCache evicts from its host tier without telling: what was there long ago is not said
+        to be."""
         known = self._host.of(ref, chain)
-        return known.names if known.age_s <= self._config.residency_ttl_s else ()
+        fresh = known.age_s <= self._config.residency_ttl_s
+        return _WithHost(super().external_blocks(ref, chain), known.names if fresh else ())
 
     def _hold(self, keys: Sequence[BlockKey], until_s: float) -> None:
         super()._hold(keys, until_s)

@@ -80,7 +80,8 @@ class CpuBlockMover(BlockMover):
         return allocate_pageable
 
     def _parts(self, layout: GroupLayout, payload: ByteArray) -> list[tuple[ByteArray, ByteArray]]:
-        parts, offset = [], 0
+        parts: list[tuple[ByteArray, ByteArray]] = []
+        offset = 0
         for view in self._views[layout.group]:
             size = view.shape[0] * view.shape[2]
             part = payload[offset : offset + size].reshape(view.shape[0], view.shape[2])

@@ -1,6 +1,8 @@
 """A real LMCache server with a real Redis behind it, and engines that use them."""
 
+import contextlib
 import http.client
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -50,13 +52,24 @@ class LMCacheSite:
         return names
 
     def clear_l1(self) -> None:
-        """Redis is all that is left."""
+        """Redis is all that is left, once locks of requests that were aborted have run out."""
+
+        def is_empty() -> bool:
+            self._call("POST", "/cache/clear")
+            status = self._call("GET", "/status")
+            return status["storage_manager"]["l1_manager"]["total_object_count"] == 0
+
+        wait_until(is_empty, "LMCache's memory to be empty")
+
+    def _call(self, method: str, path: str) -> Any:  # noqa: ANN401
         place = urlsplit(self.server.control_url)
         connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=20)
-        connection.request("POST", "/cache/clear")
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        connection.close()
+        with contextlib.closing(connection):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status == 200, body
+            return json.loads(body)
 
     def leave_nothing_but_l2(self, engine: EngineProcess) -> None:
         """Nothing in the GPU pool, nothing in L1."""
@@ -65,8 +78,12 @@ class LMCacheSite:
         self.clear_l1()
 
 
+_LOCKS_RUN_OUT = ("--l1-read-ttl-seconds", "1", "--l1-write-ttl-seconds", "1")
+"""Else they do after minutes."""
+
+
 @contextmanager
-def running_site(chunk_tokens: int, *options: str) -> Iterator[LMCacheSite]:
+def running_site(chunk_tokens: int) -> Iterator[LMCacheSite]:
     """Both on ports of their own; skips where one is not installed."""
     if EXECUTABLE is None:
         pytest.skip("no redis-server on the path")
@@ -74,6 +91,8 @@ def running_site(chunk_tokens: int, *options: str) -> Iterator[LMCacheSite]:
         pytest.skip("lmcache is not installed")
     with (
         running_redis() as redis,
-        running_lmcache_server(redis.port, chunk_tokens=chunk_tokens, options=options) as server,
+        running_lmcache_server(
+            redis.port, chunk_tokens=chunk_tokens, options=_LOCKS_RUN_OUT
+        ) as server,
     ):
         yield LMCacheSite(server, redis)

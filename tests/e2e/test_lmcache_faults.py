@@ -108,15 +108,15 @@ def test_redis_is_emptied_in_the_middle_of_a_session(place: Place) -> None:
     place.resume_until_whole()
 
 
-def test_redis_is_killed_and_comes_back_empty(place: Place) -> None:
-    place.site.redis.stop()
-    place.resume()
-    place.site.redis.start()
+def test_the_server_hangs(place: Place) -> None:
+    with place.site.server.hung():
+        place.resume()
     place.resume_until_whole()
 
 
-def test_the_server_hangs(place: Place) -> None:
-    """The last of them: what it was storing then LMCache keeps locked for minutes."""
-    with place.site.server.hung():
-        place.resume()
+def test_redis_is_killed_and_comes_back_empty(place: Place) -> None:
+    """The last of them, as LMCache 0.5.6 never connects to Redis again; its memory serves on."""
+    place.site.redis.stop()
+    place.resume()
+    place.site.redis.start()
     place.resume_until_whole()

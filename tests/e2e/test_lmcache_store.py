@@ -129,8 +129,10 @@ def test_a_request_may_be_aborted_at_any_step(
         engine.abort_after_steps(tokens(rng, 230), "aborted", steps)
         engine.check_integrity()
     site.wait_until_stored(engine, exchange.session)
+    site.leave_nothing_but_l2(engine)
     for steps in _ABORT_AFTER_STEPS:  # while being looked up, loaded, computed
-        site.leave_nothing_but_l2(engine)
+        engine.settle()
+        assert engine.drop_gpu_cache()
         engine.abort_after_steps(exchange.prompt, "aborted", steps)
         engine.check_integrity()
     assert_identical(replay(engine, recorded.again), recorded.again)

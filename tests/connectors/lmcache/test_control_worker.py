@@ -346,6 +346,19 @@ def test_after_a_reset_nothing_asked_before_is_told(site: Site) -> None:
     assert site.worker.sessions_kept()[0] == 0
 
 
+def test_a_session_that_was_being_kept_at_a_reset_is_not_said_to_be_there(site: Site) -> None:
+    site.until(lambda: site.worker.server is not None, "a status")
+    site.server.poll_results = [None] * 1000
+    site.worker.keep(ref_of("s"), request_of(), soon())
+    site.until(lambda: bool(site.server.submitted), "a prefetch to keep it")
+    site.worker.reset()
+    site.news.clear()
+    site.server.poll_results.clear()
+    site.until(lambda: site.counted(Metric.KEEP_ALIVE_KEYS, "touched") == 2, "its end")
+
+    assert site.news == []
+
+
 def test_a_bug_is_counted_and_the_thread_goes_on(site: Site) -> None:
     site.server.poll_results = [cast(Any, RuntimeError("a bug"))]
     site.worker.warm(1, request_of(), soon())

@@ -27,9 +27,7 @@ def test_capabilities_are_what_there_is(rig: LMCacheRig, redis_known: bool) -> N
     assert (can.exact_ttl, can.manifests, can.events) == (False,) * 3
 
 
-def test_a_prefetch_into_the_host_tier_brings_the_session_back(
-    rig: LMCacheRig, redis_known: bool
-) -> None:
+def test_a_prefetch_into_the_host_tier_brings_the_session_back(rig: LMCacheRig) -> None:
     rig.stored_turn("s", 1, 3 * CHUNK_TOKENS)
     rig.backend.clear_host_tier()
 
@@ -37,7 +35,7 @@ def test_a_prefetch_into_the_host_tier_brings_the_session_back(
 
     assert (operation.status, operation.done_blocks) == (Status.OK, 3 * CHUNK_BLOCKS)
     assert rig.backend.host_bytes() > 0
-    assert rig.residency("s")["host"] == (3 * CHUNK_BLOCKS if redis_known else 0)
+    assert rig.residency("s")["host"] == 3 * CHUNK_BLOCKS
 
 
 def test_a_prefetch_of_a_range_rounds_outward_and_says_what_is_not_stored(rig: LMCacheRig) -> None:

@@ -7,7 +7,7 @@ from connectors.scheduler.store_keeper import DocumentRead, KeysChecked, News, S
 from connectors.stores.base import StoreCapabilities
 from spm.breaker import BreakerState
 from spm.events import KeysGone, KeysSeen
-from spm.keys import KeySpace, Rank, StoreKey
+from spm.keys import KeyNames, Rank, StoreKey
 from tests.connectors.scheduler.simulated_worker import Conditions
 from tracker.ids import BlockKey
 
@@ -36,7 +36,7 @@ class SimulatedKeeper(StoreKeeper):
         self.news: list[News] = []
         self._conditions = conditions
         self._ranks = [Rank(rank) for rank in range(world_size)]
-        self._space: KeySpace | None = None
+        self._space: KeyNames | None = None
         self._now = 0
         self._waiting: list[tuple[int, News]] = []
         self._deleting: dict[BlockKey, int] = {}
@@ -48,7 +48,7 @@ class SimulatedKeeper(StoreKeeper):
         self._now += 1
         self._delete_due()
 
-    def use(self, key_space: KeySpace | None) -> None:
+    def use(self, key_space: KeyNames | None) -> None:
         """What was asked under the old names is answered at once, and by nobody."""
         self._space = key_space
         self.held.clear()

@@ -7,7 +7,7 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from connectors.metadata import LoadCommand, StepCommands
+from connectors.metadata import LoadCommand, StepCommands, WorkerReport
 from connectors.session_aware import SessionAwareConnector
 from tests.connectors.scheduler.vllm_parts import FULL, kv_cache_config, vllm_config, write_model
 from tests.connectors.worker.driving import Worker, load, prefetch
@@ -46,6 +46,7 @@ class Told:
             self.bad_blocks |= connector.get_block_ids_with_load_errors()
             report = connector.build_connector_worker_meta()
             if report is not None:
+                assert isinstance(report, WorkerReport)
                 self.reported |= {r.job_id: bool(r.failed) for r in report.ranks[0].loads}
             connector.clear_connector_metadata()
 

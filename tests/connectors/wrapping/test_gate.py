@@ -335,3 +335,16 @@ def test_a_salted_request_stores_nothing_and_finds_nothing(directory: Path) -> N
     engine.add("salted, local", PROMPT, cache_salt="a")
     engine.run()
     assert engine.hits["salted, local"] == (40, 0), "vLLM's own pool keeps them apart"
+
+
+def test_a_session_that_is_kept_out_is_a_session_all_the_same(directory: Path) -> None:
+    """It is known, and its client hears of it."""
+    store = STORES["store"] = RecordedStore()
+    engine = Driven(directory, wrapped(recording("store")))
+    engine.add("salted", PROMPT, cache_salt="a", session="s")
+    engine.run()
+    params = engine.params["salted"]
+    assert params is not None
+    assert params["spm"]["session_id"] == "s"
+    assert set(params) == {"spm"}, "the connector had nothing to say"
+    assert store.values == {}

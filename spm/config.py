@@ -221,15 +221,35 @@ class SpmConfig:
                 f"sam.tenant_header={config.sam.tenant_header!r}: a header name (letters, digits, "
                 "'-'), or empty"
             )
-        movers = ("store", "wrap", "remote", "host_bytes")
-        named = [name for name in movers if extra.get(name) not in (None, 0)]
-        if config.wrapped is not None and len(named) > 1:
-            raise ConfigError(
-                f"{' and '.join(named)}: one connector moves KV; give `store`, `wrap`, or our own "
-                "tiers (`host_bytes`, `remote`)"
-            )
+        _refuse_mixed(config, extra)
         if not config.pools and config.wrapped is None and not config.sam.enabled:
             raise ConfigError(
                 "host_bytes=0, no remote and sam.enabled=false: there is nothing to do"
             )
         return config
+
+
+_OWN_TIERS_ONLY = frozenset(
+    "staging_bytes namespace save lookup_deadline_s save_deadline_s save_inflight_bytes "
+    "batch_bytes load_threads background_share manifests events_stream events_stream_length "
+    "auto".split()
+)
+"""Settings that mean nothing where another connector moves KV."""
+
+
+def _refuse_mixed(config: SpmConfig, extra: Mapping[str, Any]) -> None:
+    """One connector moves KV, and no setting is ignored."""
+    if config.wrapped is None:
+        return
+    movers = ("store", "wrap", "remote", "host_bytes")
+    named = [name for name in movers if extra.get(name) not in (None, 0)]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{' and '.join(named)}: one connector moves KV; give `store`, `wrap`, or our own "
+            "tiers (`host_bytes`, `remote`)"
+        )
+    idle = sorted(_OWN_TIERS_ONLY & set(extra))
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)}: of our own tiers, and has no effect beside `{named[0]}`"
+        )

@@ -230,9 +230,21 @@ class SpmConfig:
 
 
 _OWN_TIERS_ONLY = frozenset(
-    "staging_bytes namespace save lookup_deadline_s save_deadline_s save_inflight_bytes "
-    "batch_bytes load_threads background_share manifests events_stream events_stream_length "
-    "auto".split()
+    [
+        "staging_bytes",
+        "namespace",
+        "save",
+        "lookup_deadline_s",
+        "save_deadline_s",
+        "save_inflight_bytes",
+        "batch_bytes",
+        "load_threads",
+        "background_share",
+        "manifests",
+        "events_stream",
+        "events_stream_length",
+        "auto",
+    ]
 )
 """Settings that mean nothing where another connector moves KV."""
 

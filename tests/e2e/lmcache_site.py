@@ -56,8 +56,8 @@ class LMCacheSite:
 
         def is_empty() -> bool:
             self._call("POST", "/cache/clear")
-            status = self._call("GET", "/status")
-            return status["storage_manager"]["l1_manager"]["total_object_count"] == 0
+            status = self._call("GET", "/status")["storage_manager"]["l1_manager"]
+            return bool(status["total_object_count"] == 0)
 
         wait_until(is_empty, "LMCache's memory to be empty")
 

@@ -92,6 +92,13 @@ class LMCacheConfig:
         },
     )
     control_deadline_s: float = number(2.0, 0.01, 600.0, "longest wait for one control request")
+    queue_deadline_s: float = number(
+        5.0,
+        0.1,
+        600.0,
+        "longest wait of LMCache's connector for its server; a step waits for a frozen one "
+        "up to twice as long, until its heartbeat gives the server up",
+    )
     save_replies: bool = field(
         default=True, metadata={"doc": "store what the model generated too, not only prompts"}
     )
@@ -112,5 +119,6 @@ class LMCacheConfig:
         settings = {
             "lmcache.mp.server_urls": [self.url],
             "lmcache.mp.save_decode_cache": self.save_replies,
+            "lmcache.mp.mq_timeout": self.queue_deadline_s,
         }
         return WrapConfig("LMCacheMPConnector", "", {**settings, **self.extra})

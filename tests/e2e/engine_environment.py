@@ -15,7 +15,7 @@ ENVIRONMENT = {
     "LMCACHE_TRACK_USAGE": "false",
     "LMCACHE_LOG_LEVEL": "WARNING",
     "LMCACHE_DISABLE_BANNER": "1",
-    "OMP_WAIT_POLICY": "passive",  # threads that spin starve whoever shares their core
+    "GOMP_SPINCOUNT": "30000",  # threads that spin for long starve whoever shares their core
 }
 """Of every engine process."""
 

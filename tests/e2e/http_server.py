@@ -83,7 +83,7 @@ def running(spec: HttpServerSpec, log_path: Path) -> Iterator[HttpServer]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
-        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "30000",
         "VLLM_CPU_OMP_THREADS_BIND": cpu_threads(spec.engines),
     }
     if spec.plugins is not None:

@@ -4,16 +4,11 @@ LMCache must not be imported before vLLM's worker has started: vLLM looks at all
 and trips over LMCache's.
 """
 
-import sys
 from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
-if find_spec("aiofile") is None:  # imported by LMCache's backend for GPU-direct files, unused here
-    sys.modules["aiofile"] = ModuleType("aiofile")
 _init = LMCacheConnectorV1.__init__
 
 

@@ -80,7 +80,6 @@ def shared(stock: Stock, site: LMCacheSite) -> Iterator[Place]:
         replace(stock.spec, num_blocks=64),
         store={"extra": _PATIENCE},
         load_deadline_s=2.0,
-        lookup_deadline_s=0.5,
     )
     with checked_engine(spec) as engine:
         yield Place(site, stock, engine)

@@ -23,6 +23,7 @@ def test_a_store_needs_no_more_than_its_name() -> None:
     assert dict(config.wrapped.kv_connector_extra_config) == {
         "lmcache.mp.server_urls": ["tcp://127.0.0.1:5555"],
         "lmcache.mp.save_decode_cache": True,
+        "lmcache.mp.mq_timeout": 5.0,
     }
     assert not config.pools
     assert config.holds_keys

@@ -91,7 +91,12 @@ class ServerChunkKeys:
         self.names = names
         self.chunk_tokens = chunk_tokens
         self.values_a_chunk = names.world_size
-        self._hasher = TokenHasher(chunk_tokens, hash_algorithm)
+        try:
+            self._hasher = TokenHasher(chunk_tokens, hash_algorithm)
+        except (ImportError, ValueError, RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"LMCache's hasher does not take the server's word: {error}"
+            ) from error
 
     def keys(
         self, tokens: "array[int]", known: Sequence[BlockKey], cache_salt: str

@@ -111,13 +111,21 @@ class ChunkPooling(WrappedPooling):
 
     # --- operations --------------------------------------------------------------------
 
+    @property
+    def _can_confirm(self) -> bool:
+        by_name = self._chunk_keys is not None and self._questions is not None
+        return by_name or super()._can_confirm
+
     def confirm(
         self, ref: SessionRef, chain: SessionChain, stop: int, tell: Callable[[int | None], None]
     ) -> Callable[[], None]:
         """By what Redis has, if names are known; else by what the connector says."""
         chunks, chunk_keys = self._chunks.get(ref), self._chunk_keys
         if chunks is None or chunk_keys is None or self._questions is None:
-            return super().confirm(ref, chain, stop, tell)
+            if super()._can_confirm:
+                return super().confirm(ref, chain, stop, tell)
+            tell(None)
+            return _nothing
         chunk_tokens = chunk_keys.chunk_tokens
         keys = chunks.keys[: chunks_covering(stop, self._block_tokens, chunk_tokens)]
         if not keys:  # the session is shorter than a chunk

@@ -24,6 +24,9 @@ from tracker.ids import BlockKey
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+_GRACE = 5
+"""Deadlines more for which an idle engine looks for a late answer."""
+
 
 class PoolFills:
     """Those of one engine: at most one that goes on, and for as long as a connector owes an
@@ -124,7 +127,7 @@ class PoolFills:
         return commands
 
     def _ask(self, fill: Fill) -> list[FillCommand]:
-        if fill.stale or fill.tell is None or not self._stand_ins.works:
+        if not self._stand_ins.works:
             self._give_up(fill, FillEnd.RAISED)
             return []
         local = self.local_blocks(fill.chain, fill.stop)
@@ -135,8 +138,11 @@ class PoolFills:
                 if self.overdue:
                     self._give_up(fill, FillEnd.LATE)
                 return []
-            why = None if tokens and beside_steps else FillEnd.NOTHING
-            if tokens and not beside_steps:
+            end_blocks = (local_tokens + tokens) // self._stand_ins.block_tokens
+            why = None if beside_steps and end_blocks > len(local) else FillEnd.NOTHING
+            if fill.stale or fill.tell is None:  # the answer was waited for: it frees its locks
+                why = FillEnd.NOTHING
+            elif tokens and not beside_steps:
                 why, self.loads_in_step = FillEnd.IN_STEP, True
             if why is None and self._begin(fill, local, local_tokens + tokens):
                 return self._command(fill)
@@ -223,7 +229,9 @@ class PoolFills:
 
     def _arrived(self, fill: Fill) -> None:
         """Every rank has answered: what all of them have becomes ordinary cached blocks."""
-        fill.phase = Phase.SAVING if fill.stand_in.finished else Phase.OVER
+        fill.phase = Phase.OVER
+        if fill.stand_in.finished:  # as aborted while it waited: vLLM frees the blocks now
+            fill.phase, fill.ranks_saving = Phase.SAVING, 0
         self._on_way = frozenset()
         if fill.stale or self.pool is None:
             fill.end(FillEnd.SHORT)
@@ -253,8 +261,14 @@ class PoolFills:
 
     @property
     def pending(self) -> bool:
-        """Whether steps are needed to bring it to an end."""
-        return self._fill is not None and not self.overdue
+        """Whether steps are needed to bring it to an end. While workers may use the blocks, for
+        some time more than was given: a pause or a reset has to wait for them."""
+        fill = self._fill
+        if fill is None:
+            return False
+        owed = (fill.ranks_left or fill.ranks_saving) and self._stand_ins.works
+        grace_s = _GRACE * self._patience_s if owed else 0.0
+        return self._clock() < fill.deadline_s + grace_s
 
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if blocks were lost."""

@@ -100,13 +100,14 @@ class WrappingHalf(SchedulerHalf):
         self._stand_ins = StandIns(
             inner, vllm_config, geometry, counters, ends_free_offers=traits.ends_free_offers
         )
-        self._lookups = PrefixLookups(self._stand_ins, config.load_deadline_s, clock)
+        patience_s = _patience_s(config)
+        self._lookups = PrefixLookups(self._stand_ins, patience_s, clock)
         room = PoolRoom(config.prefetch_reserve_share, self.sessions.sam)
         self._fills = PoolFills(
             self._stand_ins,
             room,
             lambda: inner.get_finished_count() or world_size,  # vLLM asks it later than now
-            config.load_deadline_s,
+            patience_s,
             clock,
         )
         self._prefetches = WrappedPrefetches(
@@ -123,6 +124,7 @@ class WrappingHalf(SchedulerHalf):
                 prefetches=self._prefetches,
                 stand_ins=self._stand_ins,
                 lookup_refreshes=traits.lookup_refreshes,
+                lookups_pin=traits.lookups_pin,
                 vllm_config=vllm_config,
                 world_size=world_size,
                 engine_id=engine_id,
@@ -281,6 +283,13 @@ class WrappingHalf(SchedulerHalf):
         self.wrapped.check_integrity(idle=idle)
         if idle and (len(self._loads) or self.has_pending_work()):
             raise IntegrityError(f"idle, but {len(self._loads)} requests with a load, or more")
+
+
+def _patience_s(config: SpmConfig) -> float:
+    """How long a connector is waited for. LMCache's ends a lookup that its server does not answer
+    by itself, and would wait for the answer if somebody else ended it before."""
+    queue_s = config.store.queue_deadline_s + 1.0 if config.store is not None else 0.0
+    return max(config.load_deadline_s, queue_s)
 
 
 def _splits_blocks(vllm_config: "VllmConfig") -> bool:

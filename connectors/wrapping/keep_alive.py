@@ -42,6 +42,11 @@ class LookupKeepAlive:
         self._due_s[ref] = self._clock() + self._interval_s
         self._due_s.move_to_end(ref)
 
+    def wanted(self, ref: SessionRef) -> None:
+        """The session is to be kept, maybe again after its time was over."""
+        if ref not in self._due_s:
+            self.used(ref)
+
     def forget(self, ref: SessionRef) -> None:
         """The session is gone, or gave its blocks up."""
         self._due_s.pop(ref, None)

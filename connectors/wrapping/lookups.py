@@ -44,7 +44,7 @@ class PrefixLookups:
     def ask(self, chain: SessionChain, stop: int, tell: Tell) -> Callable[[], None]:
         """Ask how many of the chain's first ``stop`` logical blocks the connector has, from the
         first on. ``tell`` gets the answer in a later step. Returns a function that withdraws
-        the question; then ``tell`` is not called any more."""
+        the question; then ``tell`` is not called any more, and the answer only waited for."""
         question = _Question(chain, stop, tell)
         self._waiting.append(question)
 
@@ -80,7 +80,10 @@ class PrefixLookups:
         """Ask once more; True: that was the last time."""
         tokens: int | None = None
         try:
-            if not question.withdrawn and self._stand_ins.works:
+            unasked = question.stand_in is None and question.withdrawn
+            if self._stand_ins.works and not unasked:
+                # Also if it was withdrawn: before there is an answer, a connector may have to
+                # be waited for to end a lookup, or leave locked what it found.
                 if question.stand_in is None:
                     question.stand_in = self._stand_ins.new(question.chain, question.stop)
                 tokens, _ = question.stand_in.ask(0)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
+_PINS = "the connector pins what it is asked for: it is asked for requests only"
 _GAUGES = (metric_key(Metric.OPERATIONS), metric_key(Metric.LOADS_IN_FLIGHT))
 
 
@@ -50,6 +51,8 @@ class PoolingParts:
     stand_ins: StandIns
     lookup_refreshes: bool
     """Being asked for a prefix keeps the wrapped connector from evicting it."""
+    lookups_pin: bool
+    """The wrapped connector is not to be asked on behalf of stand-ins."""
     vllm_config: "VllmConfig"
     world_size: int
     engine_id: str
@@ -84,7 +87,7 @@ class WrappedPooling:
         self._known = KnownPrefixes(parts.clock)
         self._offloads = WrappedOffloads(self._confirm, parts.sam, parts.clock)
         self._keep_alive: LookupKeepAlive | None = None
-        if parts.lookup_refreshes:
+        if parts.lookup_refreshes and not parts.lookups_pin:
             self._keep_alive = LookupKeepAlive(
                 parts.chains,
                 parts.manager.holding,
@@ -107,13 +110,18 @@ class WrappedPooling:
         """What is offered now."""
         works = self._parts.stand_ins.works
         return Capabilities(
-            offload=works,
-            prefetch=self._parts.prefetches.is_possible,
+            offload=works and self._can_confirm,
+            prefetch=self._parts.prefetches.is_possible and not self._parts.lookups_pin,
             evict=True,
             release=True,
             query_residency=True,
             touch=works and self._keep_alive is not None,
         )
+
+    @property
+    def _can_confirm(self) -> bool:
+        """Whether it can be found out what is stored."""
+        return not self._parts.lookups_pin
 
     def _after_association(self, ref: SessionRef, chain: SessionChain) -> None:
         """A request of the session ended; ``chain`` is what the session consists of now."""
@@ -216,11 +224,15 @@ class WrappedPooling:
 
     def refreshed(self, ref: SessionRef) -> None:
         """How long a session is kept is asked anew each time."""
+        if self._keep_alive is not None and self._chains.get(ref) is not None:
+            self._keep_alive.wanted(ref)
 
     def offload(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
         refusal = self._refusal(ref, edit)
         if refusal is not None:
             return refusal
+        if not self._can_confirm:
+            return ended(ref, edit, Status.UNSUPPORTED, _PINS)
         chain = self._chains.get(ref)
         if chain is None:
             return self._no_chain(ref, edit)
@@ -238,6 +250,8 @@ class WrappedPooling:
         if edit.target is PrefetchTarget.HOST:
             return self._prefetch_to_host(ref, edit, operation_id)
         prefetches = self._parts.prefetches
+        if self._parts.lookups_pin:
+            return ended(ref, edit, Status.UNSUPPORTED, _PINS)
         if not prefetches.is_possible:
             detail = "nothing can be loaded ahead into the GPU pool"
             if prefetches.fills.loads_in_step:

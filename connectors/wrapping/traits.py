@@ -35,6 +35,9 @@ class Traits:
     ends_free_offers: bool = False
     """What a lookup locked is free when the request ends. Of others it is known only that they
     free it when blocks are allocated for none of it."""
+    lookups_pin: bool = False
+    """What a lookup found stays pinned until the request's own step, which a stand-in has none
+    of: nothing is asked on behalf of sessions."""
 
 
 _UNKNOWN = Traits(cache_salt=False, adapters=False, lookup_refreshes=False)
@@ -49,7 +52,10 @@ _KNOWN: Mapping[str, Traits] = {
     "LMCacheMPConnector": Traits(
         cache_salt=True, adapters=False, lookup_refreshes=True, salt_ok=lmcache_salt
     ),
-    "LMCacheConnectorV1": _UNKNOWN,
+    # Workers unpin for requests of the step only; else pins last for ``pin_timeout_sec``.
+    "LMCacheConnectorV1": Traits(
+        cache_salt=False, adapters=False, lookup_refreshes=False, lookups_pin=True
+    ),
     "ExampleConnector": _UNKNOWN,
 }
 _KNOWN_MODULES = ("vllm.", "lmcache.")
@@ -64,6 +70,7 @@ def traits_of(wrap: WrapConfig) -> Traits:
         _decided(wrap.lookup_refreshes, known.lookup_refreshes),
         known.salt_ok,
         known.ends_free_offers,
+        known.lookups_pin,
     )
 
 
@@ -85,6 +92,7 @@ def _known(name: str, module_path: str | None, extra: Mapping[str, Any]) -> Trai
         all(child.lookup_refreshes for child in children),
         lambda salt: all(child.salt_ok(salt) for child in children),
         all(child.ends_free_offers for child in children),
+        any(child.lookups_pin for child in children),
     )
 
 

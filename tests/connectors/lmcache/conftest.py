@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from vllm.v1.core import kv_cache_utils
 
 from tests.connectors.lmcache.server_rig import Backend, LMCacheRig, running_backend
 
@@ -40,3 +41,13 @@ def with_redis(empty_backend: Backend) -> Iterator[LMCacheRig]:
     yield rig
     rig.pooling.check_integrity(idle=True)
     rig.pooling.close()
+
+
+@pytest.fixture(autouse=True)
+def vllms_hashes() -> Iterator[None]:
+    """LMCache's in-process parts set up vLLM's block hashes anew, for all tests after these."""
+    names = [name for name in ("NONE_HASH", "_NONE_HASH_SEED") if hasattr(kv_cache_utils, name)]
+    before = {name: getattr(kv_cache_utils, name) for name in names}
+    yield
+    for name, value in before.items():
+        setattr(kv_cache_utils, name, value)

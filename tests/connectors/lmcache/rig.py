@@ -131,6 +131,7 @@ class Rig:
             prefetches=cast(Any, Prefetches()),
             stand_ins=cast(Any, StandIns()),
             lookup_refreshes=True,
+            lookups_pin=False,
             vllm_config=cast(Any, None),
             world_size=world_size,
             engine_id="engine",

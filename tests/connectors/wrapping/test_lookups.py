@@ -61,7 +61,7 @@ def test_a_connector_that_never_answers(build: Build) -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "reset"])
-def test_what_nobody_waits_for_any_more_is_ended_with_the_next_step(build: Build, how: str) -> None:
+def test_what_nobody_waits_for_any_more_is_ended_when_it_is_late(build: Build, how: str) -> None:
     site = with_session(build)
     site.memory.lookup_steps = lambda: -1
     operation = site.edit("s", "offload")
@@ -72,6 +72,9 @@ def test_what_nobody_waits_for_any_more_is_ended_with_the_next_step(build: Build
         site.reset()
     assert site.result(operation)["status"] == "failed"
     assert site.connector.has_pending_push_work(), "the connector is to hear of it"
+    site.step()
+    assert ends_told(site) == set(), "the connector might have to be waited for"
+    site.now_s += 11  # later than load_deadline_s
     site.run(limit=5)
     assert ends_told(site) == {1}
 

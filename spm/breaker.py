@@ -35,13 +35,16 @@ class CircuitBreaker:
         backoff_cap_s: float,
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
+        name: str = "the store",
     ) -> None:
-        """``clock`` gives monotonic seconds, ``uniform`` a random number in [0, 1)."""
+        """``name`` is for log lines. ``clock`` gives monotonic seconds, ``uniform`` a random
+        number in [0, 1)."""
         self._failures_to_open = failures
         self._backoff_s = backoff_s
         self._backoff_cap_s = backoff_cap_s
         self._clock = clock
         self._uniform = uniform
+        self._name = name
         self._lock = threading.Lock()
         self._state = BreakerState.CLOSED
         self._failures = 0
@@ -71,7 +74,7 @@ class CircuitBreaker:
             if self._state is BreakerState.OPEN:
                 return
             if self._state is BreakerState.HALF_OPEN:
-                logger.info("the store answers again")
+                logger.info("%s answers again", self._name)
             self._state = BreakerState.CLOSED
             self._failures = 0
             self._pauses = 0
@@ -84,7 +87,7 @@ class CircuitBreaker:
             self._failures += 1
             if self._state is BreakerState.HALF_OPEN or self._failures >= self._failures_to_open:
                 if self._state is BreakerState.CLOSED:
-                    logger.warning("the store does not answer; it is left alone and probed")
+                    logger.warning("%s does not answer; it is left alone and probed", self._name)
                 self._state = BreakerState.OPEN
                 self._pause()
 

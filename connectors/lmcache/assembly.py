@@ -15,6 +15,7 @@ from connectors.wrapping.pooling import PoolingParts, WrappedPooling
 from spm.breaker import CircuitBreaker
 from spm.config import BreakerConfig
 from spm.errors import ConfigError
+from spm.redis_url import redacted_url
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def build_server_pooling(parts: PoolingParts, model: LMCacheModel) -> LMCachePoo
     assert store is not None
     control = ControlWorker(
         LMCacheControl(store.control_url, model.name, model.world_size, parts.clock),
-        _breaker(parts),
+        _breaker(parts, f"LMCache's control API at {store.control_url}"),
         parts.counters,
         parts.config,
         store.control_deadline_s,
@@ -79,15 +80,17 @@ def _redis_keeper(parts: PoolingParts, url: str, values_a_chunk: int) -> StoreKe
         connect_timeout_s=min(1.0, parts.config.batch_deadline_s),
         ttl_s=None,  # LMCache gives its values none
     )
-    breaker, counters, config = _breaker(parts), parts.counters, parts.config
+    place = f"LMCache's Redis at {redacted_url(url)}"
+    breaker, counters, config = _breaker(parts, place), parts.counters, parts.config
     return StoreKeeper(store, breaker, counters, config, values_a_chunk, clock=parts.clock)
 
 
-def _breaker(parts: PoolingParts) -> CircuitBreaker:
+def _breaker(parts: PoolingParts, name: str) -> CircuitBreaker:
     settings = BreakerConfig()
     return CircuitBreaker(
         failures=settings.failures,
         backoff_s=settings.backoff_s,
         backoff_cap_s=settings.backoff_cap_s,
         clock=parts.clock,
+        name=name,
     )

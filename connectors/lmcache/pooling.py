@@ -22,6 +22,7 @@ from connectors.wrapping.presence import KnownPrefixes
 from spm.agent_hint import Edit
 from spm.capability import Capabilities
 from spm.errors import ConfigError
+from spm.metrics import Metric
 from spm.operation import Operation, Status, ended
 from spm.redis_url import redacted_url
 from spm.residency import Tier
@@ -67,7 +68,9 @@ class LMCachePooling(ChunkPooling):
         self._model = model
         self._control = control
         self._host = KnownPrefixes(parts.clock)
-        self._warms = WarmOperations(control, self._block_tokens, self._note_host, parts.clock)
+        self._warms = WarmOperations(
+            control, self._block_tokens, self._note_prefetched, parts.clock
+        )
         self._to_keep: dict[SessionRef, None] = {}
         """Sessions whose chunks, or time to keep them, have changed."""
 
@@ -193,6 +196,10 @@ class LMCachePooling(ChunkPooling):
             self._note_host(ref, chain, min(len(chain), num_tokens // self._block_tokens))
         else:
             self._host.forget(ref)
+
+    def _note_prefetched(self, ref: SessionRef, chain: SessionChain, blocks: int) -> None:
+        self._parts.counters.add(Metric.PREFETCHED_BLOCKS, blocks, "host")
+        self._note_host(ref, chain, blocks)
 
     def _note_host(self, ref: SessionRef, chain: SessionChain, blocks: int) -> None:
         if self._chains.get(ref) is chain:

@@ -33,6 +33,7 @@ from spm.config import SpmConfig
 from spm.errors import IntegrityError
 from spm.keys import Fingerprint
 from spm.metrics import Counters, Metric, metric_key
+from spm.residency import Tier
 from tracker.ids import SessionRef
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class WrappingHalf(SchedulerHalf):
         wrap = config.wrapped
         assert wrap is not None
         self._gate = gate
+        self._counters = counters
         self._geometry = geometry
         self._loads = RequestLoads(geometry.alignment_tokens)
         self._chains = SessionChains(config.max_chain_tokens, geometry)
@@ -196,6 +198,8 @@ class WrappingHalf(SchedulerHalf):
         request_id = request.request_id
         loading = self._loads.is_loading(request_id)
         loaded_tokens = self._loads.finished(request_id)
+        if loaded_tokens:
+            self._counters.add(Metric.LOADED_TOKENS, loaded_tokens, Tier.REMOTE.value)
         known = self.sessions.request_of(request_id)
         if known is None:
             return None

@@ -11,9 +11,8 @@ from connectors.lmcache.pooling import LMCachePooling
 from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
+from connectors.worker.half import remote_breaker
 from connectors.wrapping.pooling import PoolingParts, WrappedPooling
-from spm.breaker import CircuitBreaker
-from spm.config import BreakerConfig
 from spm.errors import ConfigError
 from spm.redis_url import redacted_url
 
@@ -60,7 +59,7 @@ def build_server_pooling(parts: PoolingParts, model: LMCacheModel) -> LMCachePoo
     assert store is not None
     control = ControlWorker(
         LMCacheControl(store.control_url, model.name, model.world_size, parts.clock),
-        _breaker(parts, f"LMCache's control API at {store.control_url}"),
+        remote_breaker(parts.config, parts.clock, f"LMCache's control API at {store.control_url}"),
         parts.counters,
         parts.config,
         store.control_deadline_s,
@@ -81,16 +80,6 @@ def _redis_keeper(parts: PoolingParts, url: str, values_a_chunk: int) -> StoreKe
         ttl_s=None,  # LMCache gives its values none
     )
     place = f"LMCache's Redis at {redacted_url(url)}"
-    breaker, counters, config = _breaker(parts, place), parts.counters, parts.config
-    return StoreKeeper(store, breaker, counters, config, values_a_chunk, clock=parts.clock)
-
-
-def _breaker(parts: PoolingParts, name: str) -> CircuitBreaker:
-    settings = BreakerConfig()
-    return CircuitBreaker(
-        failures=settings.failures,
-        backoff_s=settings.backoff_s,
-        backoff_cap_s=settings.backoff_cap_s,
-        clock=parts.clock,
-        name=name,
-    )
+    config, clock = parts.config, parts.clock
+    breaker = remote_breaker(config, clock, place)
+    return StoreKeeper(store, breaker, parts.counters, config, values_a_chunk, clock=clock)

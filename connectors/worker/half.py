@@ -245,12 +245,15 @@ class WorkerHalf:
             )
 
 
-def remote_breaker(config: SpmConfig, clock: Callable[[], float]) -> CircuitBreaker:
-    """The circuit breaker a remote store is used through."""
+def remote_breaker(
+    config: SpmConfig, clock: Callable[[], float], name: str = "the store"
+) -> CircuitBreaker:
+    """The circuit breaker a remote store is used through; ``name`` is for log lines."""
     settings = config.remote.breaker if config.remote else BreakerConfig()
     return CircuitBreaker(
         failures=settings.failures,
         backoff_s=settings.backoff_s,
         backoff_cap_s=settings.backoff_cap_s,
         clock=clock,
+        name=name,
     )

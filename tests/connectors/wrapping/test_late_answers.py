@@ -87,9 +87,7 @@ def test_a_connector_whose_lookups_pin_is_not_asked() -> None:
     assert not traits_of(WrapConfig("LMCacheMPConnector")).lookups_pin
 
 
-def test_what_would_have_to_be_asked_is_unsupported(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_have_to_be_asked_is_unsupported(build: Build) -> None:
     site = build(Memory())
     parts = site.half.wrapped._parts
     object.__setattr__(parts, "lookups_pin", True)

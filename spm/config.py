@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from spm.config_parsing import build, number
 from spm.errors import ConfigError
-from spm.redis_url import check_redis_url, redacted_url
+from spm.remote_config import RemoteConfig
 from spm.wrap_config import LMCacheConfig, WrapConfig
 
 KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -21,38 +21,6 @@ MAX_TTL_S = 3600
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _STREAM = re.compile(r"[A-Za-z0-9_.:-]{0,64}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{0,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerConfig:
-    """When the remote store is left alone, and for how long."""
-
-    failures: int = number(3, 1, 1000, "consecutive failures after which the store is left alone")
-    backoff_s: float = number(0.5, 0.01, 600.0, "first pause before one request probes it again")
-    backoff_cap_s: float = number(15.0, 0.01, 3600.0, "longest pause")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteConfig:
-    """The shared store behind the host tier."""
-
-    url: str = field(
-        repr=False,
-        metadata={
-            "doc": "where it is",
-            "needed": "e.g. redis://127.0.0.1:6379/0",
-            "check": check_redis_url,
-        },
-    )
-    kind: Literal["redis"] = field(default="redis", metadata={"doc": "what it is"})
-    ttl_s: int = number(86_400, 0, 30 * 86_400, "lifetime of a stored value; 0: no expiry")
-    connect_timeout_s: float = number(1.0, 0.01, 60.0, "longest wait for a connection")
-    breaker: BreakerConfig = field(default_factory=BreakerConfig)
-
-    @property
-    def redacted_url(self) -> str:
-        """Scheme, host and path, for logs and errors; nothing that could be a password."""
-        return redacted_url(self.url)
 
 
 @dataclass(frozen=True, slots=True)

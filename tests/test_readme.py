@@ -20,13 +20,14 @@ from spm.agent_hint import parse_agent_hint
 from spm.cli import outcomes
 from spm.client.fields import Fields
 from spm.client.session_results import parse_session
-from spm.config import BreakerConfig, KeepAliveConfig, RemoteConfig, SamConfig, SpmConfig
+from spm.config import KeepAliveConfig, SamConfig, SpmConfig
 from spm.demo.report import turn_header
 from spm.http.edit_request import parse_edit_request
 from spm.http.routes import router
 from spm.lifecycle import LifecycleKind
 from spm.metrics import Metric
 from spm.operation import Status
+from spm.remote_config import BreakerConfig, RemoteConfig
 from spm.wrap_config import LMCacheConfig, WrapConfig
 
 _ROOT = Path(__file__).parent.parent

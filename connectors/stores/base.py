@@ -1,6 +1,6 @@
 """The contract every store keeps. To add a store: implement :class:`KVStore` in one
 file beside this one, register its kind in ``factory.py``, name the kind (and the scheme of
-its URL) in ``RemoteConfig`` of ``spm/config.py``, and add it to the fixture of
+its URL) in ``RemoteConfig`` of ``spm/remote_config.py``, and add it to the fixture of
 ``tests/connectors/stores/test_contract.py``.
 
 A store maps names to opaque values and is allowed to forget. It never raises for a

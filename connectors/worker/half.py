@@ -25,10 +25,11 @@ from connectors.worker.news import WorkerNews
 from connectors.worker.saver import Saver
 from connectors.worker.values import ValueCodec
 from spm.breaker import CircuitBreaker
-from spm.config import BreakerConfig, SpmConfig
+from spm.config import SpmConfig
 from spm.errors import IntegrityError, LayoutError
 from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
+from spm.remote_config import BreakerConfig
 from spm.value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)

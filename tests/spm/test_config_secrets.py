@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spm.config import RemoteConfig, SpmConfig
+from spm.config import SpmConfig
 from spm.errors import ConfigError
+from spm.remote_config import RemoteConfig
 
 SECRET = "hunter2"
 

@@ -8,9 +8,10 @@ from connectors.scheduler.keeper_news import News
 from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.stores.base import StoreCapabilities, StoreKey
 from spm.breaker import CircuitBreaker
-from spm.config import KeepAliveConfig, RemoteConfig, SpmConfig
+from spm.config import KeepAliveConfig, SpmConfig
 from spm.keys import Fingerprint, KeySpace, Rank
 from spm.metrics import Counters
+from spm.remote_config import RemoteConfig
 from tests.clock import FakeClock
 from tests.connectors.scheduler.scripted_store import ALL, PATIENCE_S, Call, Gate, ScriptedStore
 from tracker.ids import BlockHash, BlockKey, GroupId, make_block_key

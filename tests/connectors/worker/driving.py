@@ -18,9 +18,10 @@ from connectors.metadata import (
 from connectors.stores.base import StoreKey
 from connectors.stores.buffers import BufferPool
 from connectors.worker.half import WorkerHalf
-from spm.config import RemoteConfig, SpmConfig
+from spm.config import SpmConfig
 from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
+from spm.remote_config import RemoteConfig
 from spm.work import WorkClass
 from tests.clock import FakeClock
 from tests.connectors.worker.kit import NUM_BLOCKS, SPACE, FaultStore

@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spm.config import (
-    MAX_TTL_S,
-    BreakerConfig,
-    GiB,
-    KeepAliveConfig,
-    KiB,
-    MiB,
-    RemoteConfig,
-    SpmConfig,
-)
+from spm.config import MAX_TTL_S, GiB, KeepAliveConfig, KiB, MiB, SpmConfig
 from spm.errors import ConfigError
+from spm.remote_config import BreakerConfig, RemoteConfig
 
 URL = "redis://127.0.0.1:6379/0"
 PREFIXES: dict[Any, str] = {

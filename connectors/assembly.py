@@ -22,6 +22,7 @@ from connectors.wrapping.half import WrappingHalf
 from spm.config import SpmConfig
 from spm.keys import Rank
 from spm.metrics import Counters
+from spm.value_auth import key_id
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,12 +48,13 @@ def build_scheduler_half(
         geometry = block_geometry(kv_cache_config)
     if config.remote is not None:
         require_shareable_hashes(vllm_config)
+    auth_key_id = key_id(config.remote)
     _warn(vllm_config)
     half = SchedulerHalf(
         config,
         geometry,
         vllm_config.parallel_config.world_size,
-        lambda layouts: engine_fingerprint(vllm_config, geometry, layouts),
+        lambda layouts: engine_fingerprint(vllm_config, geometry, layouts, auth_key_id),
         _lookup_service(config, counters),
         _store_keeper(config, vllm_config.parallel_config.world_size, counters),
         _engine_id(),
@@ -124,6 +126,8 @@ def _key_store(config: SpmConfig) -> KVStore | None:
         url=remote.url,
         connect_timeout_s=min(remote.connect_timeout_s, config.lookup_deadline_s),
         ttl_s=remote.ttl_s or None,
+        password=remote.password,
+        faults=remote.faults,
     )
 
 

@@ -22,6 +22,7 @@ from spm.client.fields import Fields
 from spm.client.session_results import parse_session
 from spm.config import KeepAliveConfig, SamConfig, SpmConfig
 from spm.demo.report import turn_header
+from spm.fault_plan import FaultsConfig
 from spm.http.edit_request import parse_edit_request
 from spm.http.routes import router
 from spm.lifecycle import LifecycleKind
@@ -36,6 +37,7 @@ _SAMPLES = _ROOT / "deploy" / "samples"
 _NESTED: dict[object, Any] = {
     RemoteConfig | None: RemoteConfig,
     BreakerConfig: BreakerConfig,
+    FaultsConfig | None: FaultsConfig,
     KeepAliveConfig: KeepAliveConfig,
     SamConfig: SamConfig,
     LMCacheConfig | None: LMCacheConfig,

@@ -30,6 +30,7 @@ from spm.errors import IntegrityError, LayoutError
 from spm.keys import KeySpace, Rank
 from spm.metrics import Counters
 from spm.remote_config import BreakerConfig
+from spm.value_auth import Purpose, authenticator
 from spm.value_format import HEADER_BYTES
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class WorkerHalf:
         for group in self.geometry.groups:
             layout = layouts[group.group]
             verify_layout(group, layout, kv_caches, self._num_blocks, mover)
-        self._codec = ValueCodec(self._rank, layouts)
+        auth = authenticator(self._config.remote, Purpose.VALUES)
+        self._codec = ValueCodec(self._rank, layouts, auth)
         self._require_room()
         self._mover = mover
         self._start(mover)
@@ -124,6 +126,8 @@ class WorkerHalf:
                 url=remote.url,
                 connect_timeout_s=remote.connect_timeout_s,
                 ttl_s=remote.ttl_s or None,
+                password=remote.password,
+                faults=remote.faults,
             )
             if remote
             else None,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spm.config import MAX_TTL_S, GiB, KeepAliveConfig, KiB, MiB, SpmConfig
 from spm.errors import ConfigError
+from spm.fault_plan import FaultsConfig
 from spm.remote_config import BreakerConfig, RemoteConfig
 
 URL = "redis://127.0.0.1:6379/0"
@@ -19,6 +20,7 @@ PREFIXES: dict[Any, str] = {
     SpmConfig: "",
     RemoteConfig: "remote.",
     BreakerConfig: "remote.breaker.",
+    FaultsConfig: "remote.faults.",
     KeepAliveConfig: "keep_alive.",
 }
 NUMBERS = [

@@ -12,16 +12,18 @@ import pytest
 
 from connectors.stores.base import MAX_DOCUMENT_BYTES, KVStore, ReadRequest, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
+from connectors.stores.faulty import FaultyStore
 from connectors.stores.memory import MemoryStore
 from connectors.stores.redis import RedisStore
 from connectors.stores.tiered import TieredStore
 from spm.breaker import CircuitBreaker
+from spm.fault_plan import FaultPlan, FaultsConfig
 from tests.processes import wait_until
 from tests.redis_server import EXECUTABLE, RedisServer, running_cluster, running_redis
 
 MiB = 1024 * 1024
 POOL_BYTES = 256 * MiB
-KINDS = ["memory", "redis-tcp", "redis-unix", "redis-cluster", "tiered"]
+KINDS = ["memory", "redis-tcp", "redis-unix", "redis-cluster", "tiered", "faulty-at-rest"]
 
 
 def soon() -> float:
@@ -68,6 +70,8 @@ def make(kind: str, pool: BufferPool, fixture: Callable[[str], object]) -> KVSto
     if kind == "redis-cluster":
         return RedisStore(server.cluster_url, pool)
     remote = RedisStore(server.unix_url if kind == "redis-unix" else server.tcp_url, pool)
+    if kind == "faulty-at-rest":
+        return FaultyStore(remote, FaultPlan(FaultsConfig(share=0)), pool)
     if kind != "tiered":
         return remote
     breaker = CircuitBreaker(failures=3, backoff_s=1.0, backoff_cap_s=5.0)

@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 
 
 def engine_fingerprint(
-    vllm_config: "VllmConfig", geometry: CacheGeometry, layouts: list[LayoutHandshake]
+    vllm_config: "VllmConfig",
+    geometry: CacheGeometry,
+    layouts: list[LayoutHandshake],
+    auth_key_id: str = "",
 ) -> Fingerprint:
-    """Fingerprint of this engine. ``layouts`` are all ranks' handshakes."""
+    """Fingerprint of this engine. ``layouts`` are all ranks' handshakes; ``auth_key_id`` stands
+    for the secret with which it authenticates what it stores, empty if it does not."""
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
     hf_config = model.hf_config.to_dict()
     for volatile in ("_name_or_path", "transformers_version"):
         hf_config.pop(volatile, None)
+    # Nothing is added without a secret: what was stored before there were any stays usable.
+    authenticated = {"auth_key_id": auth_key_id} if auth_key_id else {}
     return fingerprint_of(
         {
             # An object-store model lives in model_weights; model is then a scratch directory.
@@ -46,6 +52,7 @@ def engine_fingerprint(
             "parallel": f"tp{parallel.tensor_parallel_size} pp{parallel.pipeline_parallel_size}",
             "hash": f"{_hash_algorithm(vllm_config)} {_none_hash().hex()}",
             "layouts": repr(sorted((h.rank, h.layout_digest, h.value_bytes) for h in layouts)),
+            **authenticated,
         }
     )
 

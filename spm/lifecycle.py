@@ -6,7 +6,7 @@ write them: what is not exactly a record of this version is a :class:`BadValueEr
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -17,6 +17,7 @@ import msgpack
 from spm.agent_hint import EditType
 from spm.errors import BadValueError
 from spm.operation import Status
+from spm.packed import Bounds, unpack_map
 from spm.residency import Tier
 from tracker.ids import BlockKey, SessionId, TenantId
 
@@ -25,6 +26,7 @@ MAX_KEYS = 512
 """Block keys in one record; more are split over several."""
 MAX_RECORD_BYTES = 128 << 10
 
+_BOUNDS = Bounds(size_bytes=MAX_RECORD_BYTES, fields=32, items=MAX_KEYS, depth=2)
 _MAX_KEY_BYTES = 128
 _MAX_TEXT_CHARS = 256
 _MAX_INT = 2**63 - 1
@@ -122,7 +124,7 @@ def encode_event(event: LifecycleRecord) -> bytes:
 
 def decode_event(data: bytes) -> LifecycleRecord:
     """The record in ``data``; raises only :class:`BadValueError`. Any thread."""
-    wire = _unpack(data)
+    wire = unpack_map(data, _BOUNDS)
     if _whole("v", wire.get("v")) != VERSION:
         raise BadValueError(f"not a lifecycle record of version {VERSION}")
     kind = _choice(LifecycleKind, "kind", wire.get("kind"))
@@ -142,19 +144,6 @@ def decode_event(data: bytes) -> LifecycleRecord:
         kind=kind,
         **{name: _PARSERS[name](name, wire[name]) for name in given},
     )
-
-
-def _unpack(data: bytes) -> Mapping[str, Any]:
-    """A flat map, or one whose values are refused later: nothing here makes much of little."""
-    if len(data) > MAX_RECORD_BYTES:
-        raise BadValueError(f"{len(data)} bytes: a record has at most {MAX_RECORD_BYTES}")
-    try:
-        wire = msgpack.unpackb(data, use_list=False, max_array_len=MAX_KEYS, max_map_len=32)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise BadValueError("not msgpack, or a list too long") from error
-    if not isinstance(wire, dict) or not all(isinstance(name, str) for name in wire):
-        raise BadValueError("not a map of names")
-    return wire
 
 
 def _choice(kind: type[Enum], name: str, value: object) -> Any:  # noqa: ANN401
@@ -177,9 +166,9 @@ def _whole(name: str, value: object) -> int:
 
 
 def _keys(name: str, value: object) -> tuple[BlockKey, ...]:
-    if not isinstance(value, tuple) or not value or not all(map(_is_key, value)):
+    if not isinstance(value, list) or not value or not all(map(_is_key, value)):
         raise BadValueError(f"{name}: not a list of block keys")
-    return value
+    return tuple(value)
 
 
 def _is_key(value: object) -> bool:

@@ -4,7 +4,8 @@ a session it never saw. One value in the store beside the blocks.
 ::
 
     b"SPMM1"          magic and format version
-    u64               XXH3 of everything after it
+    u64               XXH3 of everything after it; or, if there is a secret,
+                      b"SPMM2" and a MAC of 32 bytes of everything after it
     u16               length of the msgpack map
     msgpack map       see :func:`_header_of`
     for each group    a bit per block, most significant first: 0 is a hole; padded with zeros
@@ -27,6 +28,8 @@ import xxhash
 from spm.agent_hint import MAX_SESSION_ID_CHARS
 from spm.errors import BadValueError
 from spm.keys import KeySpace, StoreKey
+from spm.packed import Bounds, unpack_map
+from spm.value_auth import MAC_BYTES, Authenticator
 from tracker.ids import (
     BlockHash,
     BlockKey,
@@ -46,8 +49,10 @@ HASH_BYTES = range(8, 65)
 """Lengths a block hash may have; one manifest has hashes of one length."""
 
 MAGIC = b"SPMM1"
-_CHECKSUM_END = len(MAGIC) + 8
-_PREFIX_BYTES = _CHECKSUM_END + 2
+MAGIC_WITH_MAC = b"SPMM2"
+_CHECKSUM_BYTES = 8
+_LENGTH_BYTES = 2
+_BOUNDS = Bounds(size_bytes=2**16, fields=16, items=MAX_GROUPS, depth=3)
 _MAX_INT = 2**63 - 1
 _MAX_GROUP = 2**32 - 1
 _FIELDS = {"fp", "session", "parent", "owner", "version", "at", "hash_bytes", "groups"}
@@ -95,7 +100,9 @@ def manifest_key(key_space: KeySpace, ref: SessionRef) -> StoreKey:
     return StoreKey(f"{key_space.namespace}:{fingerprint}:manifest:{_digest_of(ref).hex()}")
 
 
-def encode(manifest: SessionManifest, key_space: KeySpace) -> bytes | None:
+def encode(
+    manifest: SessionManifest, key_space: KeySpace, auth: Authenticator | None = None
+) -> bytes | None:
     """The manifest's stored form; None if it is beyond a bound of the format.
 
     Raises ValueError if the manifest itself is malformed, as its docstring says.
@@ -119,29 +126,30 @@ def encode(manifest: SessionManifest, key_space: KeySpace) -> bytes | None:
     except BadValueError as error:
         raise ValueError(f"malformed manifest: {error}") from error
     packed: bytes = msgpack.packb(header)
-    parts = [len(packed).to_bytes(2, "big"), packed]
+    parts = [len(packed).to_bytes(_LENGTH_BYTES, "big"), packed]
     for blocks in hashes.values():
         parts.append(_bitmap_of(blocks))
         parts += [one for one in blocks if one is not None]
     rest = b"".join(parts)
-    if _CHECKSUM_END + len(rest) > MAX_MANIFEST_BYTES:
-        return None
-    return MAGIC + xxhash.xxh3_64_digest(rest) + rest
+    if auth is None:
+        sealed = MAGIC + xxhash.xxh3_64_digest(rest) + rest
+    else:
+        sealed = MAGIC_WITH_MAC + auth.mac([rest]) + rest
+    return sealed if len(sealed) <= MAX_MANIFEST_BYTES else None
 
 
-def decode(content: bytes, key_space: KeySpace, ref: SessionRef) -> SessionManifest:
+def decode(
+    content: bytes, key_space: KeySpace, ref: SessionRef, auth: Authenticator | None = None
+) -> SessionManifest:
     """The manifest in ``content``, read under :func:`manifest_key` of the same arguments.
 
-    Raises :class:`BadValueError`, and nothing else, for any other bytes. The checksum detects
-    damage, it is no defence against forgery: what a manifest says is advice, as blocks are
-    checked when they are loaded.
+    Raises :class:`BadValueError`, and nothing else, for any other bytes. With ``auth`` that
+    includes whatever was written without the secret. An earlier manifest of the same session
+    is as good as a later one: what it says is advice, as blocks are checked when loaded.
     """
-    if not _PREFIX_BYTES <= len(content) <= MAX_MANIFEST_BYTES or not content.startswith(MAGIC):
-        raise BadValueError("not a manifest of this format version")
-    if content[len(MAGIC) : _CHECKSUM_END] != xxhash.xxh3_64_digest(content[_CHECKSUM_END:]):
-        raise BadValueError("checksum does not match the manifest")
-    header_end = _PREFIX_BYTES + int.from_bytes(content[_CHECKSUM_END:_PREFIX_BYTES], "big")
-    header = _unpack(content[_PREFIX_BYTES:header_end])
+    start = _unsealed(content, auth)
+    header_end = start + int.from_bytes(content[start - _LENGTH_BYTES : start], "big")
+    header = unpack_map(content[start:header_end], _BOUNDS)
     groups = _check_header(header)
     expected = {"fp": bytes(key_space.effective_fingerprint), "session": _digest_of(ref)}
     if any(header[name] != want for name, want in expected.items()):
@@ -156,6 +164,21 @@ def decode(content: bytes, key_space: KeySpace, ref: SessionRef) -> SessionManif
         block_bytes={group.group: group.block_bytes for group in groups},
         blocks=blocks,
     )
+
+
+def _unsealed(content: bytes, auth: Authenticator | None) -> int:
+    """Where the map begins, if everything after the checksum or MAC is what was written."""
+    magic, size = (MAGIC, _CHECKSUM_BYTES) if auth is None else (MAGIC_WITH_MAC, MAC_BYTES)
+    seal_end = len(magic) + size
+    start = seal_end + _LENGTH_BYTES
+    if not start <= len(content) <= MAX_MANIFEST_BYTES or not content.startswith(magic):
+        raise BadValueError("not a manifest of this format version")
+    seal, rest = content[len(magic) : seal_end], memoryview(content)[seal_end:]
+    if auth is not None:
+        auth.check(seal, [rest])
+    elif seal != xxhash.xxh3_64_digest(rest):
+        raise BadValueError("checksum does not match the manifest")
+    return start
 
 
 def _digest_of(ref: SessionRef) -> bytes:
@@ -198,16 +221,6 @@ def _header_of(
         "hash_bytes": hash_bytes,  # 0 if there is no hash
         "groups": [[g.group, g.block_bytes, g.num_blocks, g.num_present] for g in groups],
     }
-
-
-def _unpack(packed: bytes) -> dict[str, Any]:
-    try:
-        header = msgpack.unpackb(packed)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise BadValueError("header is not msgpack") from error
-    if not isinstance(header, dict):
-        raise BadValueError("header is not a map")
-    return header
 
 
 def _check_header(header: Mapping[str, Any]) -> list[_Group]:

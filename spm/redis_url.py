@@ -1,6 +1,7 @@
 """Redis URLs in settings: they may hold a password, so they are never quoted whole."""
 
 import re
+from urllib.parse import parse_qs
 
 from spm.config_parsing import shown
 from spm.errors import ConfigError
@@ -25,3 +26,9 @@ def check_redis_url(name: str, url: str) -> None:
     if scheme not in _SCHEMES or not separator:
         quoted = shown(scheme, text=True) if separator else "''"
         raise ConfigError(f"{name} has scheme {quoted}: one of {list(_SCHEMES)}")
+
+
+def holds_password(url: str) -> bool:
+    """Whether a password is in any place where one may be: ``user:password@`` or the query."""
+    rest = url.partition("://")[2]
+    return ":" in rest.rpartition("@")[0] or "password" in parse_qs(rest.partition("?")[2], True)

@@ -13,6 +13,7 @@ from spm.errors import BadValueError
 from spm.keys import KeySpace
 from spm.manager import SessionAwarePoolingManager
 from spm.manifest import MAX_MANIFEST_BYTES, SessionManifest, decode, encode, manifest_key
+from spm.value_auth import Authenticator
 from tracker.ids import GroupId, SessionRef
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,16 @@ class Manifests:
         manager: SessionAwarePoolingManager,
         key_space: Callable[[], KeySpace],
         engine_id: str,
+        auth: Authenticator | None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
+        """With ``auth`` they are authenticated."""
         self._keeper = keeper
         self._manager = manager
         self._key_space = key_space
         self._engine_id = engine_id
+        self._auth = auth
         self._clock = clock
         self._wall_clock = wall_clock
         self._changed: dict[SessionRef, None] = {}
@@ -78,7 +82,7 @@ class Manifests:
                 self.block_bytes,
                 blocks,
             )
-            content = encode(manifest, self._key_space())
+            content = encode(manifest, self._key_space(), self._auth)
             if content is not None:
                 name = manifest_key(self._key_space(), ref)
                 self._keeper.write_document(name, content, ttl_s)
@@ -103,7 +107,7 @@ class Manifests:
         manifest: SessionManifest | None = None
         if content:
             try:
-                manifest = decode(content, key_space, ref)
+                manifest = decode(content, key_space, ref, self._auth)
             except BadValueError as error:
                 logger.warning("a session's manifest was refused: %s", error)
         if manifest is not None and key_space != self._key_space():

@@ -37,6 +37,7 @@ from spm.metrics import Counters, Metric, metric_key
 from spm.residency import Tier
 from spm.sam.manager import SessionAwareManager
 from spm.speeds import Speeds
+from spm.value_auth import Purpose, authenticator
 from spm.work import WorkClass
 from tracker.ids import BlockKey, SessionRef
 
@@ -113,8 +114,9 @@ class PoolingHalf:
         )
         manifests = None
         if keeper is not None and config.manifests and keeper.capabilities.documents:
+            auth = authenticator(config.remote, Purpose.MANIFESTS)
             manifests = Manifests(
-                keeper, manager, self._spaces.current, engine_id, clock, wall_clock
+                keeper, manager, self._spaces.current, engine_id, auth, clock, wall_clock
             )
         self.sessions = SessionPooling(
             config,

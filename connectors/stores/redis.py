@@ -16,6 +16,7 @@ from connectors.stores.redis_connections import (
 from connectors.stores.redis_keys import RedisKeys, bulk, command
 from connectors.stores.redis_parser import SinkParser
 from spm.redis_url import redacted_url
+from spm.secret import SecretSource
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +42,14 @@ class RedisStore(RedisKeys):
         *,
         connect_timeout_s: float = 1.0,
         ttl_s: int | None = None,
+        password: SecretSource | None = None,
         max_connections: int = _DEFAULT_CONNECTIONS,
     ) -> None:
         """Does not connect. ``url``: ``redis://``, ``rediss://``, ``unix://`` as redis-py
         takes them, or ``redis+cluster://``, ``rediss+cluster://`` naming one node.
         ``ttl_s``: seconds a value lives after it was written or touched; None or 0: for
-        ever. Raises ConfigError."""
-        servers = _servers_of(url, connect_timeout_s, max_connections)
+        ever. ``password``: where it is, if not in the URL. Raises ConfigError."""
+        servers = _servers_of(url, password, connect_timeout_s, max_connections)
         super().__init__(servers, redacted_url(url), ttl_s)
         self._pool = pool
         self._life = bulk(b"EX") + bulk(b"%d" % ttl_s) if ttl_s else b""
@@ -149,20 +151,22 @@ class RedisStore(RedisKeys):
         self._refusing_writes = refusal is not None
 
 
-def _servers_of(url: str, connect_timeout_s: float, max_connections: int) -> Servers:
+def _servers_of(
+    url: str, password: SecretSource | None, connect_timeout_s: float, max_connections: int
+) -> Servers:
     scheme, separator, rest = url.partition("+cluster://")
     if separator:
         from connectors.stores.redis_cluster import ClusterServers
 
         return ClusterServers(
             f"{scheme}://{rest}",
+            password=password,
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
         )
-    options = options_of(url)
     return SingleServer(
         Connections(
-            options,
+            options_of(url, password),
             place=redacted_url(url),
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,

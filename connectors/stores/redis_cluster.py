@@ -20,6 +20,7 @@ from connectors.stores.redis_connections import (
 )
 from spm.errors import ConfigError, StoreError, StoreTimeoutError, StoreUnavailableError
 from spm.redis_url import redacted_url
+from spm.secret import SecretSource
 
 _REFRESH_INTERVAL_S = 1.0
 
@@ -32,11 +33,17 @@ class ClusterServers:
     second. Keys in a slot nobody serves are left out of the routes. Any thread.
     """
 
-    def __init__(self, url: str, *, connect_timeout_s: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        password: SecretSource | None,
+        connect_timeout_s: float,
+        max_connections: int,
+    ) -> None:
         """``url``: ``redis://`` or ``rediss://`` naming one node. Raises ConfigError."""
-        self._url = url
         self._place = redacted_url(url)
-        self._options = options_of(url)
+        self._options = options_of(url, password)
         if "path" in self._options or self._options.pop("db", 0):
             raise ConfigError(f"{self._place}: a cluster has neither a socket path nor databases")
         self._connect_timeout_s = connect_timeout_s
@@ -125,8 +132,8 @@ class ClusterServers:
         if wait_s <= 0:
             raise StoreTimeoutError(f"{self._place}: no time left to connect")
         cluster = RedisCluster(
-            url=self._url,
-            startup_nodes=[_same_place(node) for node in known],
+            **self._topology_options(),
+            startup_nodes=[*map(_same_place, known), self._configured_node()],
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             require_full_coverage=False,
@@ -139,6 +146,14 @@ class ClusterServers:
         present = {node.name for node in cluster.get_nodes()}  # type: ignore[no-untyped-call]
         for name in self._nodes.keys() - present:
             self._nodes.pop(name).close()
+
+    def _configured_node(self) -> ClusterNode:
+        place = self._options.get("host", "localhost"), self._options.get("port", 6379)
+        return ClusterNode(*place)  # type: ignore[no-untyped-call]
+
+    def _topology_options(self) -> dict[str, Any]:
+        """As redis-py makes them of a URL, which would have no place for where a password is."""
+        return {name: self._options[name] for name in self._options.keys() - {"host", "port"}}
 
     def _connect_to(self, name: str, place: dict[str, Any]) -> Connections:
         return Connections(

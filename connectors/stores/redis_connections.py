@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from redis import Connection
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
-from redis.exceptions import RedisClusterException, RedisError
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -18,6 +19,7 @@ from connectors.stores.base import StoreKey
 from connectors.stores.redis_parser import SinkParser, parser_of
 from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
 from spm.redis_url import redacted_url
+from spm.secret import SecretSource
 
 _READ_AHEAD_BYTES = 16 * 1024
 
@@ -32,15 +34,35 @@ class RedisConnection(Protocol):
     def disconnect(self) -> None: ...
 
 
-def options_of(url: str) -> dict[str, Any]:
-    """Connection arguments in ``url``, as redis-py reads them. Raises ConfigError.
+class _Credentials(CredentialProvider):
+    """The password as it is when a connection is made: replacing it needs no restart."""
+
+    def __init__(self, username: str | None, password: SecretSource) -> None:
+        self._username = username
+        self._password = password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = self._password.read().decode("utf-8", "surrogateescape")
+        except ConfigError as error:
+            raise AuthenticationError(str(error)) from error
+        return (self._username, password) if self._username else (password,)
+
+
+def options_of(url: str, password: SecretSource | None = None) -> dict[str, Any]:
+    """Connection arguments in ``url``, as redis-py reads them, which has no password if there
+    is a source of it. Raises ConfigError, also if the password cannot be read now.
 
     The cause is dropped on purpose: urllib quotes parts of the URL in its messages.
     """
     try:
-        return dict(parse_url(url))  # type: ignore[no-untyped-call]
+        options = dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError:
         raise ConfigError(f"not a usable Redis URL: {redacted_url(url)}") from None
+    if password is not None:
+        password.read()
+        options["credential_provider"] = _Credentials(options.pop("username", None), password)
+    return options
 
 
 @contextmanager

@@ -106,7 +106,12 @@ class BatchReader:
         try:
             if hit.buffer.size_bytes != self._codec.value_bytes(move.key):
                 raise BadValueError(f"a value of {hit.buffer.size_bytes} bytes was not asked for")
-            check_value(hit.buffer.view, identity, checksum=not hit.buffer.verified)
+            check_value(
+                hit.buffer.view,
+                identity,
+                checksum=not hit.buffer.verified,
+                auth=self._codec.auth,
+            )
         except BadValueError as error:
             logger.warning("a stored value was refused: %s", error)
             return LoadFailure.CORRUPT

@@ -191,7 +191,8 @@ class Saver:
             self._mover.finish_gather(ticket)
         copies = [(value, value.buffer) for value in item.values if value.buffer is not None]
         for value, buffer in copies:
-            write_header(buffer.view, self._codec.identity(value.key, item.key_space))
+            identity = self._codec.identity(value.key, item.key_space)
+            write_header(buffer.view, identity, self._codec.auth)
             buffer.verified = True
         stored = self._stores.put_host([(value.name, buffer) for value, buffer in copies])
         kept = [value for (value, _), ok in zip(copies, stored, strict=True) if ok]
@@ -244,10 +245,13 @@ class Saver:
         self._counters.add(Metric.SAVED_BYTES, size, tier.value)
 
     def close(self) -> None:
-        """Write what was copied, for one ``save_deadline_s`` at most, then stop the thread."""
-        self._last_s = self._clock() + self._config.save_deadline_s
+        """Write what was copied, for ``stop_deadline_s`` at most, then stop the thread. A write
+        that hangs by then is left behind: vLLM would kill a worker that waited for it."""
+        self._last_s = self._clock() + self._config.stop_deadline_s
         self._queued.put(None)
-        self._thread.join()
+        self._thread.join(self._config.stop_deadline_s)
+        if self._thread.is_alive():
+            logger.warning("stopped with %d values that are not stored", self._open)
 
     def check_integrity(self, *, idle: bool) -> None:
         """Raise :class:`IntegrityError` if the thread died or, idle, values are left over."""

@@ -8,6 +8,7 @@ import numpy as np
 from connectors.stores.buffers import Buffer, ByteArray
 from connectors.worker.layout import GroupLayout
 from spm.keys import KeySpace, Rank, StoreKey
+from spm.value_auth import Authenticator
 from spm.value_format import HEADER_BYTES, ValueIdentity
 from tracker.ids import BlockKey, GroupId, split_block_key
 
@@ -18,6 +19,8 @@ class ValueCodec:
 
     rank: Rank
     layouts: Mapping[GroupId, GroupLayout]
+    auth: Authenticator | None = None
+    """With it values are authenticated."""
 
     def layout_of(self, key: BlockKey) -> GroupLayout:
         """Layout of the key's group on this rank."""

@@ -172,3 +172,10 @@ def test_other_hashes_are_refused_with_a_remote_store(algorithm: str) -> None:
         require_shareable_hashes(config)
     assert f"--prefix-caching-hash-algo={algorithm!r}" in str(caught.value)
     assert "use sha256 or sha256_cbor" in str(caught.value)
+
+
+def test_engines_with_another_secret_or_none_never_meet() -> None:
+    ids = ["", "a" * 32, "b" * 32]
+    prints = {engine_fingerprint(engine(), GEOMETRY, LAYOUTS, auth_key_id=one) for one in ids}
+    assert len(prints) == 3
+    assert fingerprint(engine()) in prints, "without a secret nothing has changed"

@@ -13,6 +13,7 @@ from spm.errors import BadValueError
 from spm.keys import Fingerprint, KeySpace, Rank
 from spm.manifest import (
     MAGIC,
+    MAGIC_WITH_MAC,
     MAX_BLOCKS,
     MAX_GROUPS,
     MAX_MANIFEST_BYTES,
@@ -21,6 +22,7 @@ from spm.manifest import (
     encode,
     manifest_key,
 )
+from spm.value_auth import Authenticator, Purpose
 from tracker.ids import (
     BlockHash,
     BlockKey,
@@ -364,3 +366,59 @@ def test_any_header_and_rest_decode_or_are_refused(changes: dict[str, object], r
         except BadValueError:
             continue
         assert decode(encoded(manifest), SPACE, REF) == manifest, "whatever is read can be written"
+
+
+# --- authenticated manifests ---------------------------------------------------------------
+
+AUTH = Authenticator(b"s" * 32, Purpose.MANIFESTS)
+
+
+def forged(content: bytes) -> None:
+    with pytest.raises(BadValueError):
+        decode(content, SPACE, REF, AUTH)
+
+
+def signed(manifest: SessionManifest = SIMPLE, auth: Authenticator | None = AUTH) -> bytes:
+    content = encode(manifest, SPACE, auth)
+    assert content is not None
+    return content
+
+
+@given(manifests())
+def test_an_authenticated_manifest_is_decoded(manifest: SessionManifest) -> None:
+    assert decode(signed(manifest), SPACE, manifest.session, AUTH) == manifest
+
+
+def test_a_writer_without_the_secret_cannot_plant_a_manifest() -> None:
+    others = [Authenticator(b"t" * 32, Purpose.MANIFESTS), Authenticator(b"s" * 32, Purpose.VALUES)]
+    for auth in (None, *others):
+        forged(signed(auth=auth))
+    forged(signed(auth=None).replace(MAGIC, MAGIC_WITH_MAC, 1))
+    refused(signed())
+
+
+def test_every_flipped_bit_of_an_authenticated_manifest_is_seen() -> None:
+    content = bytearray(signed())
+    for bit in range(len(content) * 8):
+        content[bit // 8] ^= 1 << bit % 8
+        forged(bytes(content))
+        content[bit // 8] ^= 1 << bit % 8
+    for size in range(len(content)):
+        forged(bytes(content[:size]))
+    forged(bytes(content) + b"\0")
+
+
+def test_an_authentic_manifest_of_another_session_is_refused() -> None:
+    """A replay: somebody copied it to this session's name."""
+    other = SessionRef(TenantId("evil"), SessionId("chat-17"))
+    forged(signed(replace(SIMPLE, session=other)))
+
+
+def test_the_largest_manifest_has_room_for_its_mac() -> None:
+    for blocks in (119_000, 130_000):
+        manifest = replace(
+            SIMPLE, blocks={G0: [key(n) for n in range(blocks)]}, block_bytes={G0: 1}
+        )
+        content = encode(manifest, SPACE, AUTH)
+        assert content is None or decode(content, SPACE, REF, AUTH) == manifest
+        assert (content is None) == (blocks * 32 + blocks // 8 + 400 > MAX_MANIFEST_BYTES)

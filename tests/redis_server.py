@@ -23,6 +23,7 @@ class RedisServer:
     port: int
     directory: Path
     options: tuple[str, ...] = ()
+    configuration: Path | None = None
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -43,7 +44,8 @@ class RedisServer:
     def start(self) -> None:
         """Start (again, on the same port) and wait until it answers."""
         assert EXECUTABLE is not None
-        command = [EXECUTABLE, "--port", str(self.port), "--bind", "127.0.0.1"]
+        command = [EXECUTABLE, *([str(self.configuration)] if self.configuration else [])]
+        command += ["--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.directory)]
         command += ["--unixsocket", f"{self.directory}/redis.sock", *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -65,6 +67,8 @@ class RedisServer:
         try:
             with self.client() as client:
                 return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
         except (redis.ConnectionError, redis.TimeoutError):
             return False
 

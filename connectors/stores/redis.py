@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 
-from redis.exceptions import AskError, ResponseError, TryAgainError
+from redis.exceptions import AskError, NoPermissionError, ResponseError, TryAgainError
 
 from connectors.stores.base import ReadRequest, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
@@ -20,7 +20,8 @@ from spm.secret import SecretSource
 
 logger = logging.getLogger(__name__)
 
-_REDIRECTIONS = (AskError, TryAgainError)  # MovedError is an AskError
+_NO_REFUSALS = (AskError, TryAgainError, NoPermissionError)
+"""Redirections (MovedError is an AskError), and what is logged elsewhere."""
 _DEFAULT_CONNECTIONS = 8
 _READ_WINDOW_BYTES = 16 * 1024 * 1024
 _GET = command(b"GET", 1)
@@ -29,10 +30,10 @@ _GET = command(b"GET", 1)
 class RedisStore(RedisKeys):
     """Values under their keys, one pipelined round trip a batch and server.
 
-    A server's error reply to one key (out of memory, moved, wrong type) is a miss or
-    False for that key. A server that cannot be used at all (down, loading, read-only,
-    access denied) raises ``StoreUnavailableError``. Any thread; at most
-    ``max_connections`` calls a server run at once, others wait within their deadline.
+    A server's error reply to one key (out of memory, moved, wrong type, not permitted) is a
+    miss or False for that key. A server that cannot be used at all (down, loading, read-only,
+    wrong password) raises ``StoreUnavailableError``. Any thread; at most ``max_connections``
+    calls a server run at once, others wait within their deadline.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RedisStore(RedisKeys):
             for at in positions:
                 reply = self._checked(parser.read())
                 stored[at] = reply == b"OK"
-                if isinstance(reply, ResponseError) and not isinstance(reply, _REDIRECTIONS):
+                if isinstance(reply, ResponseError) and not isinstance(reply, _NO_REFUSALS):
                     refusal = reply
             self._note_refusal(refusal)
 

@@ -1,5 +1,6 @@
 """What a Redis server is asked about keys: existence, lifetimes, documents, logs."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from redis.exceptions import (
@@ -21,6 +22,7 @@ from connectors.stores.redis_memory import MAX_INFO_BYTES, capacity_in, total_ca
 from connectors.stores.redis_parser import Bulk, SinkParser
 from spm.errors import StoreError, StoreUnavailableError
 
+logger = logging.getLogger(__name__)
 _CAPABILITIES = StoreCapabilities(
     remote=True,
     delete=True,
@@ -30,7 +32,10 @@ _CAPABILITIES = StoreCapabilities(
     streams=True,
     capacity=True,
 )
-_UNUSABLE_SERVER = (ClusterDownError, NoPermissionError, ReadOnlyError)
+_UNUSABLE_SERVER = (ClusterDownError, ReadOnlyError)
+_NO_CONDITION = "wrong number of arguments for 'expire'"
+"""What a Redis before version 7 says to EXPIRE with LT."""
+_MOST_DENIALS_LOGGED = 32
 
 
 class RedisKeys(KVStore):
@@ -38,8 +43,9 @@ class RedisKeys(KVStore):
     server; any thread.
 
     Presence is decided by EXISTS and TOUCH alone. TOUCH refreshes what LRU and LFU eviction
-    look at, EXISTS does not. A server's error reply to one key is no answer for that key; a
-    server that cannot be used at all raises ``StoreUnavailableError``.
+    look at, EXISTS does not. A server's error reply to one key is no answer for that key, and
+    so is a command that our user is not permitted, which is logged once; a server that cannot be
+    used at all raises ``StoreUnavailableError``.
     """
 
     def __init__(self, servers: Servers, place: str, ttl_s: int | None) -> None:
@@ -47,6 +53,9 @@ class RedisKeys(KVStore):
         self._servers = servers
         self._place = place
         self._ttl_s = ttl_s or 0
+        self._denials: set[str] = set()
+        self._expires_conditionally = True
+        """False: a Redis before version 7, which cannot be told only to shorten a life."""
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -79,14 +88,17 @@ class RedisKeys(KVStore):
         return [reply == 1 if isinstance(reply, int) else None for reply in replies]
 
     def expire_many(self, keys: Sequence[StoreKey], ttl_s: int, deadline_s: float) -> int:
-        exists, expire = command(b"EXISTS", 1), command(b"EXPIRE", 3)
-        only_shorten = bulk(b"%d" % ttl_s) + bulk(b"LT")
+        conditionally = self._expires_conditionally
+        exists, expire = command(b"EXISTS", 1), command(b"EXPIRE", 3 if conditionally else 2)
+        life = bulk(b"%d" % ttl_s) + (bulk(b"LT") if conditionally else b"")
         replies = self._ask_each(
             keys,
             deadline_s,
-            lambda name, _: b"%b%b%b%b%b" % (exists, name, expire, name, only_shorten),
+            lambda name, _: b"%b%b%b%b%b" % (exists, name, expire, name, life),
             answers=2,
         )
+        if conditionally and not self._expires_conditionally:  # learned from the replies
+            return self.expire_many(keys, ttl_s, deadline_s)
         return sum(reply == 1 for reply in replies)
 
     def put_document(self, key: StoreKey, content: bytes, ttl_s: int, deadline_s: float) -> bool:
@@ -208,11 +220,33 @@ class RedisKeys(KVStore):
 
     def _checked(self, reply: object) -> object:
         """The reply, unless it says that this server is of no use now."""
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, NoPermissionError):
+            self._note_denied(reply)
+        elif isinstance(reply, ResponseError):
             self._servers.suspect()
             if isinstance(reply, _UNUSABLE_SERVER):
                 raise StoreUnavailableError(f"{self._place}: {reply}") from reply
+            if _NO_CONDITION in str(reply):
+                self._note_old()
         return reply
+
+    def _note_denied(self, denial: NoPermissionError) -> None:
+        """One log line a kind of denial: the same happens again with every key."""
+        text = str(denial)
+        if text not in self._denials and len(self._denials) < _MOST_DENIALS_LOGGED:
+            self._denials.add(text)
+            logger.warning("%s: our user's ACL lacks something: %s", self._place, text)
+
+    def _note_old(self) -> None:
+        """From now on a lease that is shorter than what is left of a life may lengthen it; it
+        still ends, as it should, and a value somebody keeps alive is touched as before."""
+        if self._expires_conditionally:
+            self._expires_conditionally = False
+            logger.warning(
+                "%s: Redis 7 or newer is needed to shorten lifetimes only; deletes may take up "
+                "to the whole delete_grace_s again",
+                self._place,
+            )
 
 
 def _read_at_most(parser: SinkParser, max_bytes: int) -> object:

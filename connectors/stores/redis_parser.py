@@ -6,6 +6,7 @@ receives a value where it belongs. It plugs into redis-py as ``parser_class`` (w
 redis-py's private names is in this file.
 """
 
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -23,7 +24,11 @@ Sink = Callable[[int], "memoryview | None"]
 
 _LONGEST_WAIT_S = 3600.0
 _LARGEST_PLAIN_REPLY = 16 * 1024 * 1024
+_ELEMENT_BYTES = 64
+"""Charged to a plain reply for each element of an array, as Python needs about as much."""
 _DEEPEST_ARRAY = 8
+_LONGEST_ERROR = 512
+_NUMBER = re.compile(rb"-?\d{1,19}")
 
 
 class Bulk(Enum):
@@ -50,6 +55,8 @@ class SinkParser(BaseParser):
         self._window = bytearray(socket_read_size)
         self._view = memoryview(self._window)
         self._start = self._end = 0
+        self._left_bytes = 0
+        """What the reply being read may still have where no sink takes it."""
 
     @property
     def connected(self) -> bool:
@@ -105,10 +112,12 @@ class SinkParser(BaseParser):
         With ``sink`` the reply must be a bulk or an error, and a bulk yields :class:`Bulk`.
         Raises redis-py's ``ConnectionError`` family for errors that end the connection.
         """
+        self._left_bytes = _LARGEST_PLAIN_REPLY
         return self._read_reply(sink, depth=0)
 
     def _read_reply(self, sink: Sink | None, depth: int) -> Any:  # noqa: ANN401
         line = self._read_line()
+        self._charge(len(line) + _ELEMENT_BYTES)
         kind, rest = line[:1], line[1:]
         if kind == b"-":
             return self._error(rest)
@@ -126,9 +135,18 @@ class SinkParser(BaseParser):
             return None if count < 0 else [self._read_reply(None, depth + 1) for _ in range(count)]
         raise InvalidResponse(f"Protocol error: reply of type {kind!r}")
 
+    def _charge(self, size_bytes: int) -> None:
+        """However a reply is nested, it cannot make us hold more than the largest one."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise InvalidResponse(f"Reply of more than {_LARGEST_PLAIN_REPLY} bytes")
+
     def _error(self, text: bytes) -> ResponseError:
-        message = text.decode("utf-8", errors="replace")
-        error: Exception = self.parse_error(message)  # type: ignore[no-untyped-call]
+        message = text[:_LONGEST_ERROR].decode("utf-8", errors="replace")
+        try:
+            error: Exception = self.parse_error(message)  # type: ignore[no-untyped-call]
+        except (ValueError, LookupError):  # a redirection to nowhere
+            raise InvalidResponse(f"Protocol error: {message!r}") from None
         if isinstance(error, ResponseError):
             return error
         raise error
@@ -137,8 +155,7 @@ class SinkParser(BaseParser):
         if length < 0:
             raise InvalidResponse(f"Protocol error: bulk of length {length}")
         if sink is None:
-            if length > _LARGEST_PLAIN_REPLY:
-                raise InvalidResponse(f"Bulk reply of {length} bytes without a place for it")
+            self._charge(length)
             data = bytearray(length)
             self._fill(memoryview(data))
             self._read_terminator()
@@ -230,7 +247,6 @@ def parser_of(connection: Any) -> SinkParser:  # noqa: ANN401
 
 
 def _integer(text: bytes) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidResponse(f"Protocol error: {text[:32]!r} is not a number") from None
+    if not _NUMBER.fullmatch(text):
+        raise InvalidResponse(f"Protocol error: {text[:32]!r} is not a number")
+    return int(text)

@@ -18,12 +18,23 @@ from connectors.stores.redis import RedisStore
 from connectors.stores.tiered import TieredStore
 from spm.breaker import CircuitBreaker
 from spm.fault_plan import FaultPlan, FaultsConfig
+from spm.secret import SecretSource
 from tests.processes import wait_until
+from tests.redis_acl import PASSWORD, USER, add_user, sample_rules
 from tests.redis_server import EXECUTABLE, RedisServer, running_cluster, running_redis
 
 MiB = 1024 * 1024
 POOL_BYTES = 256 * MiB
-KINDS = ["memory", "redis-tcp", "redis-unix", "redis-cluster", "tiered", "faulty-at-rest"]
+KINDS = [
+    "memory",
+    "redis-tcp",
+    "redis-unix",
+    "redis-cluster",
+    "tiered",
+    "faulty-at-rest",
+    "redis-acl",
+    "redis-cluster-acl",
+]
 
 
 def soon() -> float:
@@ -63,12 +74,16 @@ def store(request: pytest.FixtureRequest, pool: BufferPool) -> Iterator[KVStore]
 def make(kind: str, pool: BufferPool, fixture: Callable[[str], object]) -> KVStore:
     if kind == "memory":
         return MemoryStore(pool, POOL_BYTES)
-    server = fixture("redis_cluster" if kind == "redis-cluster" else "redis_server")
+    server = fixture("redis_cluster" if "cluster" in kind else "redis_server")
     assert isinstance(server, RedisServer)
     with server.client() as client:
         client.flushall()
     if kind == "redis-cluster":
         return RedisStore(server.cluster_url, pool)
+    if kind.endswith("-acl"):
+        return as_sample_user(
+            server, server.cluster_url if "cluster" in kind else server.tcp_url, pool
+        )
     remote = RedisStore(server.unix_url if kind == "redis-unix" else server.tcp_url, pool)
     if kind == "faulty-at-rest":
         return FaultyStore(remote, FaultPlan(FaultsConfig(share=0)), pool)
@@ -78,8 +93,19 @@ def make(kind: str, pool: BufferPool, fixture: Callable[[str], object]) -> KVSto
     return TieredStore(MemoryStore(pool, 4 * MiB), remote, breaker)
 
 
+def as_sample_user(server: RedisServer, url: str, pool: BufferPool) -> KVStore:
+    """With no more rights than the sample configuration gives, and a password from a file."""
+    with server.client() as client:
+        add_user(client, sample_rules())
+    path = server.directory / "password"
+    path.write_text(PASSWORD)
+    path.chmod(0o600)
+    source = SecretSource("remote.password", file=str(path))
+    return RedisStore(url.replace("://", f"://{USER}@"), pool, password=source)
+
+
 def key(name: str) -> StoreKey:
-    return StoreKey(f"contract:{name}")
+    return StoreKey(f"spm:contract:{name}")
 
 
 def filled(pool: BufferPool, size_bytes: int, seed: int = 1) -> Buffer:

@@ -136,7 +136,6 @@ def test_values_that_arrived_before_a_failure_are_returned(pool: BufferPool) -> 
         b"-LOADING Redis is loading the dataset in memory\r\n",
         b"-NOAUTH Authentication required.\r\n",
         b"-CLUSTERDOWN The cluster is down\r\n",
-        b"-NOPERM this user has no permissions\r\n",
     ],
 )
 def test_nonsense_and_useless_servers_are_unavailable(pool: BufferPool, reply: bytes) -> None:

@@ -16,4 +16,4 @@ def sample_rules() -> list[str]:
 
 
 def add_user(client: redis.Redis, rules: list[str]) -> None:
-    client.execute_command("ACL", "SETUSER", USER, "reset", *rules)
+    client.execute_command("ACL", "SETUSER", USER, "reset", *rules)  # type: ignore[no-untyped-call]

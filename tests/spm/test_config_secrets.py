@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.stores.buffers import BufferPool
+from connectors.stores.factory import create_remote_store
 from spm.config import SpmConfig
 from spm.errors import ConfigError
 from spm.remote_config import RemoteConfig
@@ -90,6 +92,16 @@ def test_no_redacted_url_holds_a_password(before: str, after: str, scheme: str) 
         {"remote": {"url": f"redis://:{SECRET}@h", "ttl_s": -1}},
         {"remote": {"url": "redis://h", "breaker": f"redis://:{SECRET}@h"}},
         {"remote": {"url": "redis://h", "kind": f"redis://:{SECRET}@h"}},
+        {"remote": {"url": f"redis://:{SECRET}@h", "password_file": "/f"}},
+        {"remote": {"url": f"redis://u:{SECRET}@h", "password_env": "V"}},
+        {"remote": {"url": f"redis://h?password={SECRET}", "password_env": "V"}},
+        {"remote": {"url": f"redis://h?db=1&%70assword={SECRET}", "password_file": "/f"}},
+        {"remote": {"url": "redis://h", "password_file": f"/{SECRET}", "password_env": SECRET}},
+        {"remote": {"url": "redis://h", "password_env": f"{SECRET}!"}},
+        {"remote": {"url": "redis://h", "password_env": [SECRET]}},
+        {"remote": {"url": "redis://h", "auth_key": SECRET}},
+        {"remote": {"url": "redis://h", "auth_key_env": f"{SECRET}="}},
+        {"remote": {"url": "redis://h", "auth_key_file": SECRET, "auth_key_env": SECRET}},
         {"remote_url": f"redis://:{SECRET}@h"},
         {"redis": {"password": SECRET}},
         {"redis_password": SECRET},
@@ -111,3 +123,33 @@ def test_no_repr_of_a_config_quotes_a_password() -> None:
     config = SpmConfig.from_extra_config({"remote": {"url": f"redis://u:{SECRET}@h"}})
     assert SECRET not in repr(config)
     assert SECRET not in str(config)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://user@h:1/2", "rediss://h?ssl_ca_certs=/p"])
+@pytest.mark.parametrize("place", ["file", "env"])
+def test_secrets_outside_of_the_settings(url: str, place: str) -> None:
+    """Where they are is not shown either: it may be the secret itself, put in the wrong place."""
+    raw = {"url": url, f"password_{place}": SECRET, f"auth_key_{place}": SECRET}
+    config = SpmConfig.from_extra_config({"remote": raw})
+    assert config.remote is not None
+    for source in (config.remote.password, config.remote.auth_key):
+        assert source is not None
+        with pytest.raises(ConfigError) as caught:
+            source.read()
+        assert SECRET not in f"{config} {config!r} {source} {caught.value} {caught.value.__cause__}"
+    with pytest.raises(ConfigError) as refused:
+        create_remote_store(
+            "redis",
+            pool=BufferPool(1),
+            url=url,
+            connect_timeout_s=1.0,
+            ttl_s=None,
+            password=config.remote.password,
+        )
+    assert SECRET not in str(refused.value)
+
+
+def test_without_them_there_is_no_source() -> None:
+    remote = RemoteConfig("redis://:x@h")
+    assert remote.password is None
+    assert remote.auth_key is None

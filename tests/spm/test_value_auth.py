@@ -13,7 +13,7 @@ from spm.remote_config import RemoteConfig
 from spm.value_auth import MAC_BYTES, Authenticator, Purpose, authenticator, key_id
 
 SECRET = b"hunter2-" * 4
-DATA = [b"ab", memoryview(b"cd" * 5000)]
+DATA: list[bytes | memoryview] = [b"ab", memoryview(b"cd" * 5000)]
 
 
 def remote(tmp_path: Path, secret: bytes = SECRET) -> RemoteConfig:

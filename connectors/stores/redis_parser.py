@@ -24,8 +24,8 @@ Sink = Callable[[int], "memoryview | None"]
 
 _LONGEST_WAIT_S = 3600.0
 _LARGEST_PLAIN_REPLY = 16 * 1024 * 1024
-_ELEMENT_BYTES = 64
-"""Charged to a plain reply for each element of an array, as Python needs about as much."""
+_ELEMENT_BYTES = 256
+"""Charged to a plain reply for each element of an array, more than Python needs for one."""
 _DEEPEST_ARRAY = 8
 _LONGEST_ERROR = 512
 _NUMBER = re.compile(rb"-?\d{1,19}")

@@ -44,6 +44,13 @@ class SamConfig:
     max_tenant_protected_share: float = number(
         0.5, 0.0, 1.0, "share of the pool that one tenant's hints may protect"
     )
+    max_tenant_operations_share: float = number(
+        0.5,
+        0.01,
+        1.0,
+        "share of `max_operations`, and of calls waiting for an answer, that one tenant may have "
+        "where tenants are told apart",
+    )
     soon_s: float = number(
         10.0, 0.0, MAX_TTL_S, "a resume expected within this time is protected longest"
     )
@@ -54,6 +61,29 @@ class SamConfig:
     tenant_from_api_key: bool = field(
         default=False, metadata={"doc": "each API key is a tenant of its own"}
     )
+    tenant_cache_salt: bool = field(
+        default=True,
+        metadata={
+            "doc": "where tenants are told apart, none finds another's KV: `cache_salt` is derived "
+            "from the tenant and the request's own"
+        },
+    )
+
+    @property
+    def tells_tenants(self) -> bool:
+        """Whether requests may belong to any tenant but the default one."""
+        return bool(self.tenant_header) or self.tenant_from_api_key
+
+    @property
+    def salts_tenants(self) -> bool:
+        """Whether tenants' KV is kept apart."""
+        return self.tells_tenants and self.tenant_cache_salt
+
+    def tenant_part(self, limit: int) -> int:
+        """How many of ``limit`` one tenant may have, at least one."""
+        if not self.tells_tenants:
+            return limit
+        return max(1, int(limit * self.max_tenant_operations_share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +127,9 @@ class SpmConfig:
     batch_deadline_s: float = number(2.0, 0.01, 600.0, "longest wait for one round trip")
     lookup_deadline_s: float = number(0.25, 0.001, 60.0, "longest wait for an existence answer")
     save_deadline_s: float = number(30.0, 0.01, 600.0, "longest background write of one batch")
+    stop_deadline_s: float = number(
+        4.0, 0.01, 600.0, "longest wait for writes at a stop; vLLM kills workers after 9 s"
+    )
     save_inflight_bytes: int = number(
         256 * MiB, 64 * KiB, 1 * TiB, "bytes copied from the GPU pool and not yet stored"
     )
@@ -204,6 +237,7 @@ _OWN_TIERS_ONLY = frozenset(
         "save",
         "lookup_deadline_s",
         "save_deadline_s",
+        "stop_deadline_s",
         "save_inflight_bytes",
         "batch_bytes",
         "load_threads",

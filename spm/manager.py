@@ -38,6 +38,9 @@ from tracker.ttl_wheel import TtlWheel
 
 _ORPHANS_PER_TICK = 4096
 """Orphaned keys let go of in one step, so that a mass expiry cannot stall the scheduler."""
+_EXPIRED_PER_TICK = 4096
+"""Sessions and their keys that expire in one step, about, for the same reason."""
+_SESSIONS_AT_ONCE = 16
 _KEYS_PER_TAKE = 4096
 """Keys handed out by one call, for the same reason; of holds, one session's more."""
 
@@ -149,17 +152,29 @@ class SessionAwarePoolingManager:
         A session is not idle while a request of its own or of a descendant runs, however
         long that takes.
         """
-        due = self._wheel.advance()
-        busy = self._busy() if due else set()
-        for ref in due:
-            if ref in busy:
-                self._keep(ref)
-            elif self._close(ref):
-                self._counters.add(Metric.FORGOTTEN, label="expired")
-                self._announcer.forgotten(ref, ExpiryReason.IDLE)
+        in_time = self._expire()
         orphans = self.tracker.take_orphans(_ORPHANS_PER_TICK)
-        self._backlog = len(orphans) == _ORPHANS_PER_TICK
+        self._backlog = not in_time or len(orphans) == _ORPHANS_PER_TICK
         self._holds.released(orphans)
+
+    def _expire(self) -> bool:
+        """Forget idle sessions; False if some are left for the next step."""
+        busy: set[SessionRef] | None = None
+        kept: list[SessionRef] = []
+        left = _EXPIRED_PER_TICK
+        while left > 0 and (due := self._wheel.advance(_SESSIONS_AT_ONCE)):
+            busy = self._busy() if busy is None else busy
+            before = self.tracker.num_references
+            for ref in due:
+                if ref in busy:
+                    kept.append(ref)
+                elif self._close(ref):
+                    self._counters.add(Metric.FORGOTTEN, label="expired")
+                    self._announcer.forgotten(ref, ExpiryReason.IDLE)
+            left -= len(due) + before - self.tracker.num_references
+        for ref in kept:  # afterwards: with a TTL of zero they are due again at once
+            self._keep(ref)
+        return left > 0
 
     @property
     def num_active_requests(self) -> int:

@@ -1,11 +1,11 @@
 """Reverse index: which sessions hold a block key, and which keys nobody holds any more."""
 
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 from tracker.errors import IntegrityError
-from tracker.ids import BlockKey, SessionRef
+from tracker.ids import BlockKey, SessionRef, TenantId
 
 
 class KeyState(enum.Enum):
@@ -25,7 +25,7 @@ class KeyIndex:
     All methods belong to one thread and raise nothing but what they name.
     """
 
-    __slots__ = ("_holders", "_num_references", "_orphans")
+    __slots__ = ("_by_tenant", "_holders", "_num_references", "_orphans")
 
     def __init__(self) -> None:
         # Most keys have one holder, and a set for each would triple the memory.
@@ -33,6 +33,8 @@ class KeyIndex:
         # OrderedDict: taking the oldest stays O(1) when keys leave from the middle as well.
         self._orphans: OrderedDict[BlockKey, None] = OrderedDict()
         self._num_references = 0
+        self._by_tenant: dict[TenantId, int] = {}
+        """References by tenant, of those that have any."""
 
     def __len__(self) -> int:
         """Known keys, orphans included."""
@@ -58,6 +60,7 @@ class KeyIndex:
         else:
             self._holders[key] = {held_by, ref}
         self._num_references += 1
+        self._by_tenant[ref.tenant] = self._by_tenant.get(ref.tenant, 0) + 1
         return True
 
     def release(self, key: BlockKey, ref: SessionRef) -> bool:
@@ -75,7 +78,20 @@ class KeyIndex:
         else:
             return False
         self._num_references -= 1
+        left = self._by_tenant[ref.tenant] - 1
+        if left:
+            self._by_tenant[ref.tenant] = left
+        else:
+            del self._by_tenant[ref.tenant]
         return True
+
+    def largest_tenant(self, own: TenantId) -> TenantId:
+        """Whose sessions hold the most; ``own`` only if nobody else's hold as much. O(tenants)."""
+        return max(
+            self._by_tenant,
+            key=lambda tenant: (self._by_tenant[tenant], tenant != own, tenant),
+            default=own,
+        )
 
     def take_orphans(self, limit: int) -> list[BlockKey]:
         """Forget and return up to ``limit`` orphans, the longest waiting first."""
@@ -116,5 +132,8 @@ class KeyIndex:
         if not self._holders.keys().isdisjoint(self._orphans):
             raise IntegrityError("a held key waits as an orphan")
         derived = sum(len(sessions) for sessions in expected.values())
+        by_tenant = Counter(ref.tenant for sessions in expected.values() for ref in sessions)
+        if by_tenant != self._by_tenant:
+            raise IntegrityError("the references of a tenant are miscounted")
         if derived != self._num_references:
             raise IntegrityError(f"{self._num_references} references counted, {derived} exist")

@@ -1,11 +1,11 @@
 """Sessions, the blocks they are made of, and who else uses the same blocks."""
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracker.errors import IntegrityError
+from tracker.fair_order import FairOrder
 from tracker.ids import BlockKey, GroupId, SessionRef, TenantId
 from tracker.key_index import KeyIndex, KeyState
 from tracker.session_directory import SessionDirectory
@@ -40,9 +40,10 @@ class TrackOutcome:
 class SessionKeyTracker:
     """Session <-> ordered blocks <-> block keys, with one reference per session and key.
 
-    Bounded by forgetting, never by failing: orphans go first, then the session idle
-    longest, then the tail of the session being associated. All methods belong to one
-    thread and raise nothing but what they name; all are idempotent.
+    Bounded by forgetting, never by failing: orphans go first, then the session idle longest
+    of the tenant that has the most sessions, or keys, then the tail of the session being
+    associated. All methods belong to one thread and raise nothing but what they name; all
+    are idempotent.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class SessionKeyTracker:
         "_index",
         "_max_keys",
         "_max_sessions",
+        "_order",
         "_sessions",
         "_tree",
     )
@@ -65,7 +67,8 @@ class SessionKeyTracker:
         self._max_sessions = max_sessions
         self._max_keys = max_keys
         self._clock = clock
-        self._sessions: OrderedDict[SessionRef, SessionRecord] = OrderedDict()  # idle longest first
+        self._sessions: dict[SessionRef, SessionRecord] = {}
+        self._order: FairOrder[SessionRef] = FairOrder()
         self._index = KeyIndex()
         self._tree = SessionTree()
         self._directory = SessionDirectory()
@@ -106,7 +109,7 @@ class SessionKeyTracker:
         if session is None:
             return False
         session.last_active_s = self._clock()
-        self._sessions.move_to_end(ref)
+        self._order.touch(ref.tenant, session.ref)
         return True
 
     def associate(
@@ -151,6 +154,7 @@ class SessionKeyTracker:
         if session is None:
             return False
         session.clear()
+        self._order.remove(ref.tenant, ref)
         self._tree.remove(ref)
         self._directory.remove(ref)
         return True
@@ -221,16 +225,19 @@ class SessionKeyTracker:
         Raises IntegrityError at the first contradiction.
         """
         holders: dict[BlockKey, set[SessionRef]] = {}
-        last_active_s = float("-inf")
         for ref, session in self._sessions.items():
             for key in session.derive_keys():
                 holders.setdefault(key, set()).add(ref)
-            if session.ref != ref or session.last_active_s < last_active_s:
-                raise IntegrityError("the sessions are not in the order of their activity")
-            last_active_s = session.last_active_s
+            if session.ref != ref:
+                raise IntegrityError("a session's record is another's")
         self._index.check_integrity(holders)
         self._tree.check_integrity()
         self._directory.check_integrity(self._sessions)
+        self._order.check_integrity((ref.tenant, ref) for ref in self._sessions)
+        for order in self._order.by_tenant():
+            active_s = [self._sessions[ref].last_active_s for ref in order]
+            if active_s != sorted(active_s):
+                raise IntegrityError("the sessions are not in the order of their activity")
         for ref in self._tree.linked():
             parent = self._tree.parent_of(ref)
             if ref not in self._sessions or (parent and parent.tenant != ref.tenant):
@@ -246,14 +253,16 @@ class SessionKeyTracker:
     def _activate(self, ref: SessionRef, forgotten: list[SessionRef]) -> SessionRecord:
         if not self.touch(ref):
             if len(self._sessions) >= self._max_sessions:
-                self._forget(next(iter(self._sessions)), forgotten)
+                self._forget(self._order.first_out(ref.tenant), forgotten)
             self._sessions[ref] = SessionRecord(ref, self._index, self._clock())
+            self._order.add(ref.tenant, ref)
             self._directory.add(ref)
         return self._sessions[ref]
 
-    def _forget(self, ref: SessionRef, forgotten: list[SessionRef]) -> None:
-        self.free_session(ref)
-        forgotten.append(ref)
+    def _forget(self, ref: SessionRef | None, forgotten: list[SessionRef]) -> None:
+        if ref is not None:
+            self.free_session(ref)
+            forgotten.append(ref)
 
     def _enforce_max_keys(
         self, session: SessionRecord, forgotten: list[SessionRef]
@@ -264,7 +273,7 @@ class SessionKeyTracker:
             dropped += orphans
             if orphans:
                 continue
-            oldest = next(iter(self._sessions))
+            oldest = self._order.oldest(self._index.largest_tenant(session.ref.tenant))
             if oldest != session.ref:
                 self._forget(oldest, forgotten)
                 continue

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 from tracker.errors import IntegrityError
@@ -36,8 +37,8 @@ class TtlWheel(Generic[E]):
         self._cursor_tick = math.floor(clock())
         self._deadlines_s: dict[E, float] = {}
         self._slots: list[dict[E, None]] = [{} for _ in range(slots)]
-        # Due at a tick already visited (a TTL of zero): waits for the next advance,
-        # because its slot is not looked at again for a whole turn.
+        # Due at a tick already visited (a TTL of zero, or beyond a limit): waits for the
+        # next advance, because its slot is not looked at again for a whole turn.
         self._overdue: dict[E, None] = {}
 
     def register(self, entry: E, ttl_s: float) -> None:
@@ -71,21 +72,24 @@ class TtlWheel(Generic[E]):
         del self._bucket(deadline_s)[entry]
         return True
 
-    def advance(self) -> list[E]:
+    def advance(self, limit: int | None = None) -> list[E]:
         """Read the clock, drop and return what expired since the last call, in no given order.
 
         An entry is returned by the first call at or after its deadline rounded up to a
-        whole second. Cost: the elapsed slots, at most one turn, and what is in them.
+        whole second, or, beyond ``limit``, by one of the next. Cost: the elapsed slots, at
+        most one turn, and what is in them.
         """
         now_tick = math.floor(self._clock())
-        expired = list(self._overdue)
-        self._overdue.clear()
         # After a pause of several turns each slot is still visited once.
         last_tick = min(now_tick, self._cursor_tick + len(self._slots))
         for tick in range(self._cursor_tick + 1, last_tick + 1):
-            expired += self._take_due(tick % len(self._slots), now_tick)
+            self._overdue.update(dict.fromkeys(self._take_due(tick % len(self._slots), now_tick)))
         self._cursor_tick = now_tick
+        expired = list(islice(self._overdue, limit))
+        if len(expired) == len(self._overdue):
+            self._overdue = {}  # a burst's table is given back
         for entry in expired:
+            self._overdue.pop(entry, None)
             del self._deadlines_s[entry]
         return expired
 

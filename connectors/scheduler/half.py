@@ -12,7 +12,6 @@ from connectors.groups import CacheGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, NoCommands, StepCommands, WorkerReport
 from connectors.scheduler.auto_mode import AutoMode
-from connectors.scheduler.compute_rate import ComputeRate
 from connectors.scheduler.lookup import LookupService
 from connectors.scheduler.pooling import PoolingHalf
 from connectors.scheduler.sessions import SessionHooks
@@ -58,7 +57,6 @@ class SchedulerHalf:
         self._last_sizes: tuple[int, ...] = ()
         self._auto: AutoMode | None = None
         """None: what is not asked for is not decided."""
-        self._rate: ComputeRate | None = None
         self._kv_events: TierEvents | None = None
         if config.pools:
             self.pooling = PoolingHalf(
@@ -77,12 +75,11 @@ class SchedulerHalf:
             )
             self.sessions.set_pooling(self.pooling.sessions, self._closed)
             if config.auto:
-                self._rate = ComputeRate(clock)
                 self._auto = AutoMode(
                     self.pooling.sessions,
                     self.sessions.sam,
                     self.pooling.speeds,
-                    self._rate,
+                    self.pooling.rate,
                     config.max_sessions,
                     counters,
                     clock,
@@ -100,7 +97,9 @@ class SchedulerHalf:
             self.pooling.publish_to(self._kv_events)
 
     def take_events(self) -> "Sequence[KVCacheEvent]":
-        """Once a step: what has changed in the tiers, for vLLM's publisher."""
+        """When a step has ended: what has changed in the tiers, for vLLM's publisher."""
+        if self.pooling is not None:
+            self.pooling.rate.note_end()
         return self._kv_events.take() if self._kv_events is not None else ()
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
@@ -169,8 +168,7 @@ class SchedulerHalf:
         self.sessions.step(scheduler_output.preempted_req_ids or ())
         if self.pooling is None:
             return _NOTHING_TO_MOVE
-        if self._rate is not None:
-            self._rate.note_step(scheduler_output.total_num_scheduled_tokens)
+        self.pooling.rate.note_step(scheduler_output.total_num_scheduled_tokens)
         return self.pooling.build_commands(scheduler_output)
 
     def take_report(self, report: WorkerReport) -> None:
@@ -188,6 +186,7 @@ class SchedulerHalf:
         self, request: Mapping[str, Any], *, asleep: bool = False
     ) -> "dict[str, Any] | Future[dict[str, Any]]":
         """Answer a management request, or promise to. Never raises."""
+        self.sessions.tick()
         self.sessions.changed = True
         if self.pooling is None:
             return self.sessions.management.handle(request)
@@ -250,7 +249,9 @@ class SchedulerHalf:
         return {**self.sessions.gauges(), **self._pooling_gauges()}
 
     def _pooling_sizes(self) -> tuple[int, ...]:
-        return self.pooling.sizes() if self.pooling is not None else ()
+        if self.pooling is None:
+            return ()
+        return (*self.pooling.sizes(), *self.pooling.health_sizes())
 
     def _pooling_gauges(self) -> dict[str, float]:
         return self.pooling.gauges() if self.pooling is not None else {}

@@ -3,24 +3,29 @@
 Scheduler thread only.
 """
 
+from collections import Counter
 from typing import Any
 
 from spm import events
 from spm.agent_hint import Edit
+from spm.config import SpmConfig
 from spm.manager import SessionAwarePoolingManager
 from spm.operation import Operation, Status, ended
-from tracker.ids import SessionRef
+from tracker.ids import SessionRef, TenantId
 
 _TOO_MANY = "too many operations go on: try again later"
+_TOO_MANY_OF_TENANT = "too many operations of this tenant go on: try again later"
 
 
 class RunningOperations:
     """Those of one engine."""
 
-    def __init__(self, manager: SessionAwarePoolingManager, limit: int) -> None:
+    def __init__(self, manager: SessionAwarePoolingManager, config: SpmConfig) -> None:
         self._manager = manager
-        self._limit = limit
+        self._limit = config.max_operations
+        self._tenant_limit = config.sam.tenant_part(config.max_operations)
         self._operations: dict[Operation, None] = {}
+        self._of_tenant: Counter[TenantId] = Counter()
         self.asleep = False
         """Whether vLLM sleeps just now: its KV memory may be gone."""
 
@@ -30,6 +35,8 @@ class RunningOperations:
             return ended(ref, edit, Status.REJECTED, "the engine sleeps or is paused")
         if len(self._operations) >= self._limit:
             return ended(ref, edit, Status.REJECTED, _TOO_MANY)
+        if self._of_tenant[ref.tenant] >= self._tenant_limit:
+            return ended(ref, edit, Status.REJECTED, _TOO_MANY_OF_TENANT)
         return None
 
     def begun(self, operation: Operation, operation_id: str) -> Operation:
@@ -38,11 +45,15 @@ class RunningOperations:
         edit, ref, blocks = operation.edit, operation.ref, operation.blocks
         self._manager.handle(events.EditAsked(ref, edit.type, operation_id, blocks))
         self._operations[operation] = None
+        self._of_tenant[ref.tenant] += 1
         operation.when_done(self._note_end)
         return operation
 
     def _note_end(self, operation: Operation) -> None:
         self._operations.pop(operation, None)
+        self._of_tenant[operation.ref.tenant] -= 1
+        if not self._of_tenant[operation.ref.tenant]:
+            del self._of_tenant[operation.ref.tenant]
         done = events.EditDone(
             operation.ref,
             operation.edit.type,

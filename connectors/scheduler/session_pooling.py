@@ -61,7 +61,7 @@ class SessionPooling:
         self._wall_clock = wall_clock
         self._blocks = SessionBlocks(geometry, manager.tracker)
         self._recalling: dict[Operation, None] = {}
-        self.operations = RunningOperations(manager, config.max_operations)
+        self.operations = RunningOperations(manager, config)
         self._salted: dict[SessionRef, None] = {}
         """Sessions whose blocks are named by an adapter's weights: vLLM knows them by other
         names."""

@@ -205,17 +205,22 @@ class SessionHooks:
 
     def step(self, preempted: Iterable[str]) -> None:
         """Once a step, after vLLM has scheduled it."""
-        tick = int(self._clock())
-        if tick != self._tick or self.manager.has_backlog:  # deadlines are whole seconds
-            self._tick = tick
-            self.changed = True
-            self.manager.tick()
+        self.tick()
         for request_id in preempted if self.sam.claims is not None else ():
             known = self._requests.get(request_id)
             if known is not None and known.hint.hint is not None:
                 groups = self._cached_blocks(known.request)
                 self.sam.preempted(known.ref, known.hint.hint, known.arrived_s, groups)
-        self.sam.tick(tick)
+        self.sam.tick(self._tick)
+
+    def tick(self) -> None:
+        """Forget sessions whose time is over. Once a step, and before a management request: an
+        idle engine takes no step."""
+        tick = int(self._clock())
+        if tick != self._tick or self.manager.has_backlog:  # deadlines are whole seconds
+            self._tick = tick
+            self.changed = True
+            self.manager.tick()
 
     def _cached_blocks(self, request: "Request") -> "list[list[KVCacheBlock]]":
         """Where the blocks of a request are that has lost its block table: by their hashes."""

@@ -252,6 +252,7 @@ class WrappingHalf(SchedulerHalf):
         self, request: Mapping[str, Any], *, asleep: bool = False
     ) -> "dict[str, Any] | Future[dict[str, Any]]":
         """Answer a management request, or promise to. Never raises."""
+        self.sessions.tick()
         self.sessions.changed = True
         self.wrapped.operations.asleep = asleep
         answer = self.sessions.management.handle(request)

@@ -80,7 +80,7 @@ class WrappedPooling:
         self._sam = parts.sam
         self._chains = parts.chains
         self._clock = parts.clock
-        self.operations = RunningOperations(parts.manager, parts.config.max_operations)
+        self.operations = RunningOperations(parts.manager, parts.config)
         self.pool: GpuPool | None = None
         """vLLM's pool; None: nothing can be put there. Set before the first step."""
         self._block_bytes = 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any, Protocol
 
 from spm.http.errors import RequestError
@@ -41,10 +42,13 @@ class EngineOperations:
         *,
         deadline_s: float = DEADLINE_S,
         max_unanswered: int = MAX_UNANSWERED,
+        max_of_tenant: int = MAX_UNANSWERED,
     ) -> None:
         self._core = core
         self._deadline_s = deadline_s
         self._max_unanswered = max_unanswered
+        self._max_of_tenant = max_of_tenant
+        self._of_tenant: Counter[str] = Counter()
         self._unanswered: set[asyncio.Task[list[Any]]] = set()
         self.failures = 0
 
@@ -67,14 +71,18 @@ class EngineOperations:
         after the deadline (the operation may still happen), 429 above the bound, 503 for other
         trouble.
         """
-        if len(self._unanswered) >= self._max_unanswered:
+        if (
+            len(self._unanswered) >= self._max_unanswered
+            or self._of_tenant[tenant] >= self._max_of_tenant
+        ):
             raise RequestError(
                 429, "the engine owes too many answers already: try later", status="rejected"
             )
         request = {"v": WIRE_VERSION, "op": op, "tenant": tenant, **fields}
         call = asyncio.create_task(self._call(request))
         self._unanswered.add(call)
-        call.add_done_callback(self._answered)
+        self._of_tenant[tenant] += 1
+        call.add_done_callback(lambda call: self._answered(call, tenant))
         waited_s = self._deadline_s if deadline_s is None else deadline_s
         done, _ = await asyncio.wait({call}, timeout=waited_s)
         if not done:
@@ -93,8 +101,11 @@ class EngineOperations:
     async def _call(self, request: dict[str, Any]) -> list[Any]:
         return await self._core.call_utility_all_async(UTILITY, request)
 
-    def _answered(self, call: asyncio.Task[list[Any]]) -> None:
+    def _answered(self, call: asyncio.Task[list[Any]], tenant: str) -> None:
         self._unanswered.discard(call)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
         # Retrieving the exception also of a call nobody waits for keeps asyncio quiet.
         if not call.cancelled() and call.exception() is not None:
             self.failures += 1

@@ -7,10 +7,10 @@ from typing import Any
 
 from spm.config import SamConfig
 from spm.hints import DEFAULT_TENANT
-from spm.http.engine import EngineOperations
+from spm.http.engine import MAX_UNANSWERED, EngineOperations
 from spm.http.errors import RequestError
 from spm.http.settings import NO_CONNECTOR, sam_settings
-from spm.http.tenants import RequestTenants, tenants_configured
+from spm.http.tenants import RequestTenants
 from spm.tenancy import SECRET_BYTES
 
 _ATTRIBUTE = "spm_frontend"
@@ -57,8 +57,10 @@ async def start(engine_client: Any) -> Frontend | Unavailable:  # noqa: ANN401
     sam = sam_settings(engine_client.vllm_config.kv_transfer_config)
     if isinstance(sam, str):
         return Unavailable(sam)
-    engine = EngineOperations(engine_client.engine_core)
-    secret = await _register(engine) if tenants_configured(sam) else None
+    engine = EngineOperations(
+        engine_client.engine_core, max_of_tenant=sam.tenant_part(MAX_UNANSWERED)
+    )
+    secret = await _register(engine) if sam.tells_tenants else None
     return Frontend(sam, engine, RequestTenants(sam, secret))
 
 

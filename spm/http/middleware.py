@@ -12,7 +12,7 @@ from spm.http.body import read_body
 from spm.http.errors import RequestError
 from spm.http.frontend import Frontend, frontend_of
 from spm.http.ids import operation_id
-from spm.http.rewriting import MANAGE_FIELD, ManageRequest, decide, may_concern_us
+from spm.http.rewriting import MANAGE_FIELD, ManageRequest, decide, may_concern_us, may_have_salt
 from tracker.ids import TenantId
 
 MAX_BODY_BYTES = 64 << 20
@@ -60,16 +60,18 @@ class AgentHintMiddleware:
     ) -> Receive | ManageRequest:
         """The management request in the body, or the body for the application to receive."""
         read = await read_body(receive, self._limit_bytes)
-        if read.too_long and tenant != DEFAULT_TENANT:
+        salts = frontend.sam.salts_tenants
+        if read.too_long and (salts or tenant != DEFAULT_TENANT):
             # Passed on unread it would run as the default tenant.
             raise RequestError(
                 413, f"a body above {self._limit_bytes} bytes cannot be given its tenant"
             )
         if read.too_long or not read.ended:
             return read.replay(receive)
-        if tenant == DEFAULT_TENANT and not may_concern_us(read.content):
+        plain = not may_concern_us(read.content) and not (salts and may_have_salt(read.content))
+        if tenant == DEFAULT_TENANT and plain:
             return read.replay(receive)
-        decided = decide(read.content, frontend.sam, frontend.tenants.claim(tenant))
+        decided = decide(read.content, frontend.sam, frontend.tenants.claim(tenant), tenant)
         if decided is None:
             return read.replay(receive)
         if isinstance(decided, ManageRequest):

@@ -1,19 +1,26 @@
 """What to do with the body of a generation request: pure, bytes in and a decision out."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from spm.agent_hint import HintError, parse_agent_hint
 from spm.config import SamConfig
+from spm.hints import DEFAULT_TENANT
 from spm.http.errors import RequestError
+from spm.tenancy import tenant_salt
+from tracker.ids import TenantId
 
 HINT = "agent_hint"
 CLAIM = "spm_tenant"
+SALT = "cache_salt"
 MANAGE_FIELD = f"{HINT}.context_management.manage_request"
 _PARAMS = "kv_transfer_params"
 _MARKS = tuple(f'"{key}"'.encode() for key in (HINT, CLAIM))
+_VALID_SALT = re.compile(r"[^@/\\\0]{1,128}", re.DOTALL)
+"""What vLLM 0.32 takes; anything else it refuses itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,21 @@ def may_concern_us(body: bytes) -> bool:
     return any(mark in body for mark in _MARKS)
 
 
+def may_have_salt(body: bytes) -> bool:
+    """Cheap and never wrong when it says no, however the key is written."""
+    return b'"cache_salt"' in body or b"\\u" in body or b"\0" in body
+
+
 def decide(
-    body: bytes, sam: SamConfig, claim: Mapping[str, str] | None
+    body: bytes,
+    sam: SamConfig,
+    claim: Mapping[str, str] | None,
+    tenant: TenantId = DEFAULT_TENANT,
 ) -> bytes | ManageRequest | None:
     """The body that goes on instead, the management request in it, or None: as it came.
 
-    ``claim`` is the tenant's, None for the default tenant. Raises :class:`RequestError` 400
-    for a malformed hint. Whatever else is wrong with a body is left for vLLM to say.
+    ``claim`` is that of ``tenant``, None for the default tenant. Raises :class:`RequestError`
+    400 for a malformed hint. Whatever else is wrong with a body is left for vLLM to say.
     """
     document = _object(body)
     if document is None:
@@ -52,14 +67,27 @@ def decide(
     if not isinstance(params, dict):
         return None
     forged = params.pop(CLAIM, None)
-    if hint is None and claim is None and forged is None:
+    salted = sam.salts_tenants and _salted(document, tenant)
+    if hint is None and claim is None and forged is None and not salted:
         return None
     if hint is not None:
         params[HINT] = hint
     if claim is not None:
         params[CLAIM] = dict(claim)
-    document[_PARAMS] = params
+    if params or _PARAMS in document:
+        document[_PARAMS] = params
     return _bytes(document)
+
+
+def _salted(document: dict[str, Any], tenant: TenantId) -> bool:
+    """Give the request its tenant's salt; False if it needs none, or vLLM refuses its own."""
+    own = document.get(SALT)
+    if own is None and tenant == DEFAULT_TENANT:
+        return False
+    if own is not None and not (isinstance(own, str) and _VALID_SALT.fullmatch(own)):
+        return False
+    document[SALT] = tenant_salt(tenant, own)
+    return True
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

@@ -11,11 +11,6 @@ from spm.tenancy import parse_tenant, tenant_proof
 from tracker.ids import TenantId
 
 
-def tenants_configured(sam: SamConfig) -> bool:
-    """Whether requests may belong to any tenant but the default one."""
-    return bool(sam.tenant_header) or sam.tenant_from_api_key
-
-
 class RequestTenants:
     """Reads the tenant off a request's headers and states it for the engine. Any thread.
 

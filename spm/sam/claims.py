@@ -1,22 +1,21 @@
 """What each session claims in the block pool: its branches, what it said, and their end.
 
-Belongs to the scheduler thread. Bounded by ``max_records``: over it the session idle
-longest loses its claims, which is a loss of retention and nothing else.
+Belongs to the scheduler thread. Bounded by ``max_records``: over it the session idle longest,
+of the tenant that has the most, loses its claims, which is a loss of retention and nothing else.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spm.agent_hint import BlockRange
-from spm.errors import IntegrityError
 from spm.sam.audit import audit_table
 from spm.sam.block_table import BlockTable
 from spm.sam.chain import Association, claim_chain, reclaim_chain
 from spm.sam.frontier import NO_BLOCK, Frontier
 from spm.sam.holders import Reservation
 from spm.sam.policy import UNHINTED, Retention, is_protected
+from spm.sam.record_bound import RecordBound
 from spm.sam.restoring import RestoredBlock, restore_places
 from spm.sam.zones import (
     ASSOCIATED,
@@ -64,11 +63,15 @@ class SessionClaims:
         self._table = table
         self._windows = windows
         self._scales = tuple(scales)
-        self._max_records = max_records
         self._clock = clock
-        self._held: OrderedDict[SessionRef, _Held] = OrderedDict()  # idle longest first
+        self._held: dict[SessionRef, _Held] = {}
+        self._bound = RecordBound(max_records)
         self._tenants: dict[TenantId, int] = {}
-        self.num_records = 0
+
+    @property
+    def num_records(self) -> int:
+        """Pairs of a session and a block it holds or held."""
+        return self._bound.num_records
 
     # --- boundaries --------------------------------------------------------------------
 
@@ -93,17 +96,17 @@ class SessionClaims:
         old = [f for f in held.frontiers if _supersedes(arrived_s, ended, f)]
         held.frontiers = [f for f in held.frontiers if f not in old]
         frontier = old.pop() if old else self._new_frontier(held, len(groups))
-        self.num_records -= frontier.num_places
+        self._bound.count(ref.tenant, -frontier.num_places)
         stops, hits = self._strong_stops(retention), [hit_blocks * s for s in self._scales]
         done = claim_chain(frontier, groups, (strong, weak), stops, hits, self._windows)
         frontier.finished_s = self._clock() if ended else arrived_s
         frontier.interrupted = not ended
-        self.num_records += frontier.num_places
+        self._bound.count(ref.tenant, frontier.num_places)
         held.frontiers.append(frontier)
         while len(held.frontiers) > MAX_FRONTIERS:
             old.append(held.frontiers.pop(0))
         for superseded in old:
-            self._end_frontier(superseded, DEMOTED)
+            self._end_frontier(ref.tenant, superseded, DEMOTED)
         self._enforce_bound(ref)
         return done
 
@@ -134,12 +137,12 @@ class SessionClaims:
             held.frontiers.append(self._new_frontier(held, len(self._scales)))
             held.frontiers[-1].finished_s = self._clock()
         frontier = held.frontiers[-1]
-        self.num_records -= frontier.num_places
+        self._bound.count(ref.tenant, -frontier.num_places)
         if renew or fresh:
             targets = self._said(held, retention)
             reclaim_chain(frontier, targets, self._strong_stops(retention), Association())
         known = restore_places(frontier, restored, self._strong_stops(held.retention))
-        self.num_records += frontier.num_places
+        self._bound.count(ref.tenant, frontier.num_places)
         self._enforce_bound(ref)
         return known
 
@@ -164,21 +167,23 @@ class SessionClaims:
                     known += frontier.release(group, index, leave, own)
         if held is not None and blocks is None:
             for frontier in held.frontiers:
-                self._end_frontier(frontier, leave)
+                self._end_frontier(ref.tenant, frontier, leave)
             held.frontiers.clear()
         return known
 
     def forget(self, ref: SessionRef, leave: Target = ORDINARY) -> None:
         """The session is over."""
         held = self._held.pop(ref, None)
-        for frontier in held.frontiers if held else ():
-            self._end_frontier(frontier, leave)
+        if held is not None:
+            for frontier in held.frontiers:
+                self._end_frontier(ref.tenant, frontier, leave)
+            self._bound.closed(ref)
 
     def clear(self) -> None:
         """The prefix cache was reset: nobody holds anything."""
-        for held in self._held.values():
+        for ref, held in self._held.items():
             for frontier in held.frontiers:
-                self._end_frontier(frontier, ORDINARY)
+                self._end_frontier(ref.tenant, frontier, ORDINARY)
             held.frontiers.clear()
 
     # --- questions ---------------------------------------------------------------------
@@ -244,7 +249,9 @@ class SessionClaims:
                 if len(self._tenants) < MAX_TENANTS:
                     self._tenants[ref.tenant] = tenant
             held = self._held[ref] = _Held(tenant)
-        self._held.move_to_end(ref)
+            self._bound.opened(ref)
+        else:
+            self._bound.used(ref)
         return held
 
     def _new_frontier(self, held: _Held, num_groups: int) -> Frontier:
@@ -266,25 +273,25 @@ class SessionClaims:
         offset = retention.block_offset
         return None if offset is None else [offset * scale for scale in self._scales]
 
-    def _end_frontier(self, frontier: Frontier, leave: Target) -> None:
-        self.num_records -= frontier.num_places
+    def _end_frontier(self, tenant: TenantId, frontier: Frontier, leave: Target) -> None:
+        self._bound.count(tenant, -frontier.num_places)
         frontier.end(leave)
 
     def _enforce_bound(self, current: SessionRef) -> None:
         """What ``current`` left last is always kept."""
-        while self.num_records > self._max_records and len(self._held) > 1:
-            self.forget(next(iter(self._held)))  # the current one is the last of all
+        while self._bound.exceeded and (gone := self._bound.first_out(current)) is not None:
+            self.forget(gone)
         frontiers = self._held[current].frontiers
-        while self.num_records > self._max_records and len(frontiers) > 1:
-            self._end_frontier(frontiers.pop(0), ORDINARY)
+        while self._bound.exceeded and len(frontiers) > 1:
+            self._end_frontier(current.tenant, frontiers.pop(0), ORDINARY)
 
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if a bound is broken or claims are miscounted."""
         frontiers = [f for held in self._held.values() for f in held.frontiers]
         audit_table(self._table, (one for f in frontiers for one in (f.strong, f.weak)))
-        records = sum(frontier.num_places for frontier in frontiers)
-        if records != self.num_records:
-            raise IntegrityError(f"{self.num_records} records, counted {records}")
+        self._bound.check_integrity(
+            {ref: sum(f.num_places for f in held.frontiers) for ref, held in self._held.items()}
+        )
 
 
 def _supersedes(arrived_s: float, ended: bool, frontier: Frontier) -> bool:

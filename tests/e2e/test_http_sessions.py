@@ -156,6 +156,17 @@ def test_tenants_and_strangers_are_kept_out(server: HttpServer) -> None:
         assert mine.get("/v1/sessions/secret").status_code == 200
 
 
+def test_a_tenant_finds_none_of_anothers_kv(server: HttpServer) -> None:
+    def from_pool(client: httpx.Client) -> int:
+        messages = [{"role": "user", "content": "A recipe that is nobody else's. " * 30}]
+        answer = _chat(client, {"session_id": "cook"}, messages=messages).json()
+        return int(answer["kv_transfer_params"]["spm"]["gpu_tokens"])
+
+    with server.client(0) as mine, server.client(1) as theirs:
+        assert [from_pool(mine), from_pool(theirs)] == [0, 0]
+        assert from_pool(mine) == from_pool(theirs) > 0
+
+
 def test_no_session_id_reaches_the_log(server: HttpServer) -> None:
     with server.client() as client:
         _chat(client, {"session_id": "very-secret-name", **_PROTECT})

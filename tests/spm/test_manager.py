@@ -1,5 +1,6 @@
 """The manager by example: sessions open, expire, end and give way, on an injected clock."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -90,6 +91,32 @@ def test_an_idle_session_expires_once_and_its_keys_go() -> None:
     assert bench.manager.tracker.num_keys == 0
     bench.tick_after(100)
     assert bench.counters.drain() == {EXPIRED: 1}
+
+
+def test_a_mass_expiry_is_spread_over_steps() -> None:
+    bench = Bench(max_sessions=5000, max_keys=100_000)
+    refs = [SessionRef(TenantId("t"), SessionId(f"s{n}")) for n in range(500)]
+    for number, ref in enumerate(refs):
+        keys = [make_block_key(BlockHash(b"%d/%d" % (number, n)), G0) for n in range(50)]
+        bench.manager.handle(BlocksAssociated(ref, {G0: keys}))
+    bench.clock.now_s += 31
+    left = [bench.manager.tracker.num_sessions]
+    while left[-1]:
+        bench.manager.tick()
+        left.append(bench.manager.tracker.num_sessions)
+        assert bench.manager.has_backlog or not left[-1]
+        bench.manager.check_integrity()
+    assert max(before - after for before, after in pairwise(left)) < 120
+    assert bench.counters.drain() == {EXPIRED: 500}
+
+
+def test_a_busy_session_with_no_ttl_is_looked_at_once_a_tick() -> None:
+    bench = Bench(session_ttl_s=0)
+    bench.handle(SessionOpened(A), RequestStarted(A))
+    for _ in range(3):
+        bench.tick_after(1)
+        assert not bench.manager.has_backlog
+    assert bench.open == [A]
 
 
 def test_every_request_of_a_session_refreshes_it() -> None:

@@ -390,7 +390,7 @@ def close_a_linked_session(tracker: SessionKeyTracker) -> None:
 
 
 def swap_the_order(tracker: SessionKeyTracker) -> None:
-    tracker._sessions.move_to_end(A)
+    tracker._order.touch(A.tenant, A)
 
 
 def miscount_repeats(tracker: SessionKeyTracker) -> None:

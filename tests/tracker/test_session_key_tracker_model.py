@@ -1,5 +1,7 @@
 """SessionKeyTracker against a naive model that recomputes everything by scanning."""
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -21,7 +23,7 @@ MAX_KEYS = 9
 GROUPS = [GroupId(0), GroupId(1)]
 REFS = [
     SessionRef(TenantId(tenant), SessionId(name)) for tenant, name in ("ta", "tb", "tc", "td", "te")
-] + [SessionRef(TenantId("other"), SessionId("a"))]
+] + [SessionRef(TenantId("other"), SessionId(name)) for name in "ab"]
 KEYS = [make_block_key(BlockHash(bytes([n])), GroupId(0)) for n in range(14)]
 
 
@@ -34,6 +36,25 @@ class Model:
         self.parents: dict[SessionRef, SessionRef] = {}
         self.orphans: list[BlockKey] = []
         self.forgotten: list[SessionRef] = []
+        self.recent: list[TenantId] = []
+        """Tenants by when one of their sessions last came, was used or went."""
+
+    def note(self, tenant: TenantId) -> None:
+        self.recent = [one for one in self.recent if one != tenant] + [tenant]
+
+    def oldest(self, tenant: TenantId) -> SessionRef:
+        return next(ref for ref in self.blocks if ref.tenant == tenant)
+
+    def largest(self, wants: TenantId) -> TenantId:
+        """Who has the most sessions: spared is who wants more, then who came last."""
+        order = [one for one in self.recent if one != wants] + [wants]
+        counts = Counter(ref.tenant for ref in self.blocks)
+        return max(order, key=lambda tenant: counts[tenant])
+
+    def heaviest(self, own: TenantId) -> TenantId:
+        """Whose sessions hold the most keys."""
+        counts = Counter(ref.tenant for ref, held in self.blocks.items() for _ in {*held.values()})
+        return max(counts, key=lambda tenant: (counts[tenant], tenant != own, tenant))
 
     def holders(self, key: BlockKey) -> set[SessionRef]:
         return {ref for ref, blocks in self.blocks.items() if key in blocks.values()}
@@ -54,11 +75,12 @@ class Model:
         if ref in self.blocks:
             self.blocks[ref] = self.blocks.pop(ref)
             self.active_s[ref] = now_s
+            self.note(ref.tenant)
 
     def activate(self, ref: SessionRef, now_s: float) -> None:
         if ref not in self.blocks:
             if len(self.blocks) == MAX_SESSIONS:
-                self.forget(next(iter(self.blocks)))
+                self.forget(self.oldest(self.largest(ref.tenant)))
             self.blocks[ref] = {}
         self.touch(ref, now_s)
 
@@ -70,6 +92,7 @@ class Model:
         for group in GROUPS:
             self.cut(ref, group, 0)
         del self.blocks[ref]
+        self.note(ref.tenant)
         self.parents = {c: p for c, p in self.parents.items() if ref not in (c, p)}
 
     def cut(self, ref: SessionRef, group: GroupId, length: int) -> int:
@@ -107,8 +130,8 @@ class Model:
         while self.num_keys() > MAX_KEYS:
             if self.orphans:
                 dropped.append(self.orphans.pop(0))
-            elif next(iter(self.blocks)) != ref:
-                self.forget(next(iter(self.blocks)))
+            elif (oldest := self.oldest(self.heaviest(ref.tenant))) != ref:
+                self.forget(oldest)
             else:
                 group, index = max(self.blocks[ref], key=lambda place: (place[1], place[0]))
                 self.cut(ref, group, index)

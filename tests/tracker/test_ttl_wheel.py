@@ -103,6 +103,19 @@ def test_removed_entries_never_expire(clock: FakeClock) -> None:
     assert wheel.advance() == []
 
 
+def test_beyond_a_limit_the_rest_waits_for_the_next_advance(clock: FakeClock) -> None:
+    wheel: TtlWheel[int] = TtlWheel(clock)
+    for entry in range(10):
+        wheel.register(entry, 5.0)
+    clock.now_s += 6.0
+    first = wheel.advance(4)
+    wheel.register(next(iter(set(range(10)) - set(first))), 100.0)
+    wheel.check_integrity()
+    assert (len(first), len(wheel.advance(4)), len(wheel.advance(4))) == (4, 4, 1)
+    assert len(wheel) == 1
+    wheel.check_integrity()
+
+
 @pytest.mark.parametrize("ttl_s", [0.0, -5.0])
 def test_a_ttl_of_zero_or_less_is_due_at_once(ttl_s: float) -> None:
     clock = FakeClock(1000.0)

@@ -351,6 +351,31 @@ def test_more_operations_than_allowed_are_rejected(build: Build) -> None:
 
 
 @full
+def test_one_tenant_has_its_part_of_the_operations(build: Build) -> None:
+    conditions = Conditions(load_steps=lambda: 9)
+    extra = {"max_operations": 4, "sam": {"tenant_header": "X-Tenant"}}
+    engine = build(conditions=conditions, extra=extra)
+    turn(engine)
+    overwrite(engine)
+    edits = [{"type": "prefetch", "block_start": n, "block_end": n + 1} for n in range(4)]
+    statuses = [edit["status"] for edit in engine.edit("s", *edits)["edits"]]
+    assert statuses == ["accepted", "accepted", "rejected", "rejected"]
+    engine.run()
+    (later,) = engine.edit("s", edits[2], operation="later")["edits"]
+    assert later["status"] != "rejected"
+    engine.run()
+
+
+@full
+def test_an_idle_engine_forgets_sessions_when_it_is_asked(build: Build) -> None:
+    engine = build(extra={"session_ttl_s": 1})
+    turn(engine)
+    assert engine.manage("get_session", session_id="s")["status"] == "ok"
+    engine.now_s += 10
+    assert engine.manage("list_sessions", limit=10)["sessions"] == []
+
+
+@full
 def test_what_lies_behind_a_block_that_was_given_up_is_not_loaded(build: Build) -> None:
     engine = build()
     turn(engine)
@@ -519,11 +544,11 @@ def test_a_session_that_came_back_late_is_expected_late(build: Build) -> None:
 @full
 def test_what_is_computed_faster_than_loaded_is_dropped(build: Build) -> None:
     engine = auto_engine(build, 20, 1e3)
-    rate = engine.half._rate
-    assert rate is not None
-    for _ in range(2):
-        rate.note_step(10_000)
-        engine.now_s += 0.01
+    assert engine.half.pooling is not None
+    rate = engine.half.pooling.rate
+    rate.note_step(10_000)
+    engine.now_s += 0.01
+    rate.note_end()
     turn(engine, expected_resume_s=3600)
     assert auto_state(engine)["decision"] == "drop"
     status = engine.manage("status")["engine"]

@@ -137,6 +137,24 @@ def test_a_stuck_engine_is_not_asked_without_end() -> None:
     run(scenario)
 
 
+def test_one_tenant_cannot_use_up_the_bound() -> None:
+    async def scenario() -> None:
+        client = FakeEngineClient()
+        client.gate = asyncio.Event()
+        engine = EngineOperations(client, max_unanswered=4, max_of_tenant=2)
+        flood = [asyncio.create_task(engine.ask("status", "flood")) for _ in range(2)]
+        await until(lambda: len(client.requests) == 2)
+        with pytest.raises(RequestError) as caught:
+            await engine.ask("status", "flood")
+        assert (caught.value.code, caught.value.status) == (429, "rejected")
+        other = asyncio.create_task(engine.ask("status", "other"))
+        client.gate.set()
+        await asyncio.gather(*flood, other)
+        await engine.ask("status", "flood")
+
+    run(scenario)
+
+
 def test_a_burst_during_one_slow_step_is_answered() -> None:
     """Fifty agents with a dozen calls each wait for the same step, and none is refused."""
     callers = 600

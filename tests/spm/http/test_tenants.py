@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 
 from spm.config import SamConfig
 from spm.http.errors import RequestError
-from spm.http.tenants import RequestTenants, tenants_configured
+from spm.http.tenants import RequestTenants
 from spm.tenancy import TenantVerifier
 from tracker.ids import TenantId
 
@@ -23,12 +23,12 @@ def tenant_of(sam: SamConfig, *headers: tuple[str, str], secret: bytes | None = 
 def test_nothing_configured_is_the_default_tenant_whatever_is_sent() -> None:
     sent = (("X-Tenant", "a"), ("Authorization", "Bearer k"))
     assert tenant_of(SamConfig(), *sent, secret=None) == "default"
-    assert not tenants_configured(SamConfig())
+    assert not SamConfig().tells_tenants
 
 
 def test_the_header_wins_over_the_key() -> None:
     assert tenant_of(BOTH, ("X-Tenant", "a.B-1_"), ("Authorization", "Bearer k")) == "a.B-1_"
-    assert tenants_configured(BOTH)
+    assert BOTH.tells_tenants
 
 
 @pytest.mark.parametrize("value", ["", " ", "a b", "a/b", "ä", "x" * 65, "a,b"])

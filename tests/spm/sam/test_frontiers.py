@@ -104,6 +104,16 @@ def test_over_max_records_the_session_idle_longest_loses_its_claims() -> None:
     assert rig.claims.num_records == 4
 
 
+def test_over_max_records_a_flood_costs_its_own_tenant() -> None:
+    rig = Rig(64, max_records=6)
+    theirs = rig.turn(ref_of("theirs", "other"), HOUR, 50, 51)
+    for number in range(10):
+        rig.after(1)
+        mine = rig.turn(ref_of(f"flood-{number}"), HOUR, 2 * number, 2 * number + 1)
+    assert rig.zone(theirs) is rig.zone(mine) is Zone.SOON
+    assert rig.claims.num_records == 6
+
+
 def test_over_max_records_one_session_alone_gives_up_its_oldest_branches() -> None:
     rig = Rig(32, max_records=5)
     branches = [rig.start(1, 10 + n) for n in range(4)]

@@ -8,8 +8,8 @@ from spm.config import SpmConfig
 from spm.events import RequestEnded, RequestStarted, SessionOpened
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Metric, metric_key
-from spm.sam import operations
 from spm.sam.management import SessionManagement
+from spm.sam.operations import OperationLog
 from spm.sam.zones import Zone
 from spm.tenancy import TenantVerifier, tenant_proof
 from tests.spm.sam.kit import Rig, ref_of, ttl
@@ -117,13 +117,24 @@ def test_a_parent_ends_alone_and_its_child_keeps_the_shared_prefix() -> None:
     assert desk.rig.zones(desk.ids) == [Zone.SOON, Zone.SOON, Zone.FINISHED]
 
 
-def test_answers_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_OPERATIONS", 2)
+def test_answers_are_remembered_up_to_a_bound() -> None:
     desk = Desk()
+    desk.desk._operations = OperationLog(2)
     for number in "123":
         desk.ask("apply", hint={"session_id": "p"}, operation_id=number)
     found = [desk.ask("get_operation", operation_id=n)["status"] for n in "123"]
     assert found == ["not_found", "ok", "ok"]
+
+
+def test_a_flood_of_operations_forgets_the_floods_own_answers() -> None:
+    desk = Desk()
+    desk.desk._operations = OperationLog(5)
+    desk.ask("apply", "other", hint={"session_id": "p"}, operation_id="theirs")
+    for number in range(50):
+        desk.ask("apply", hint={"session_id": "p"}, operation_id=str(number))
+    assert desk.ask("get_operation", "other", operation_id="theirs")["status"] == "ok"
+    assert desk.ask("get_operation", operation_id="49")["status"] == "ok"
+    assert desk.ask("get_operation", operation_id="45")["status"] == "not_found"
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,18 @@
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-import redis as redis_py
 
-from spm.keys import Fingerprint, Rank, StoreKey, block_key_of
-from spm.value_format import HEADER_BYTES, ValueIdentity, write_header
+from spm.value_format import HEADER_BYTES
 from tests.e2e.checked_engine import checked_engine
 from tests.e2e.conversations import assert_identical, assert_same_tokens, replay
 from tests.e2e.engine_process import EngineProcess
 from tests.e2e.stock import Stock, fill, resume_until_identical
+from tests.e2e.tampering import Values, read_values, rotated, signed, write_values
 from tests.redis_server import EXECUTABLE, RedisServer, running_redis
-from tracker.ids import split_block_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-Values = dict[bytes, bytes]
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +40,6 @@ def _flip(value: bytearray, at: int) -> bytes:
     return bytes(value)
 
 
-def _rotate(values: Values) -> Values:
-    """Every key gets its neighbour's value, intact."""
-    keys = sorted(values)
-    return {key: values[other] for key, other in zip(keys, keys[1:] + keys[:1], strict=True)}
-
-
-def _sign(values: Values, fingerprint: bytes | None, rank: int = 0) -> Values:
-    """Valid headers and checksums, for this payload, in the name of ``fingerprint``."""
-    signed = {}
-    for key, value in values.items():
-        name = StoreKey(key.decode())
-        block_hash, group = split_block_key(block_key_of(name))
-        own = bytes.fromhex(name.split(":")[1])
-        identity = ValueIdentity(Fingerprint(fingerprint or own), Rank(rank), group, block_hash)
-        copy = bytearray(value)
-        write_header(memoryview(copy), identity)
-        signed[key] = bytes(copy)
-    return signed
-
-
 DAMAGES: dict[str, Callable[[Values], Values]] = {
     "bit-in-header": _each(lambda value: _flip(value, 5)),
     "bit-in-payload": _each(lambda value: _flip(value, len(value) // 2)),
@@ -73,9 +48,9 @@ DAMAGES: dict[str, Callable[[Values], Values]] = {
     "extended": _each(lambda value: bytes(value) + b"\0"),
     "empty": _each(lambda value: b""),
     "noise": _each(lambda value: random.Random(3).randbytes(len(value))),
-    "other-blocks-value": _rotate,
-    "other-fingerprint": lambda values: _sign(values, bytes(16)),
-    "other-rank": lambda values: _sign(values, None, rank=1),
+    "other-blocks-value": rotated,
+    "other-fingerprint": lambda values: signed(values, bytes(16)),
+    "other-rank": lambda values: signed(values, None, rank=1),
 }
 
 
@@ -86,7 +61,7 @@ def test_a_damaged_value_is_a_miss_and_is_replaced(
     resume_until_identical(engine, stock)
     loaded = engine.counters()["spm:loaded_blocks|remote"]
     with server.client() as client:
-        _write(client, damage(_read(client)))
+        write_values(client, damage(read_values(client)))
     assert engine.drop_gpu_cache()
     assert_same_tokens(replay(engine, stock.again), stock.again)
     engine.settle()
@@ -100,23 +75,12 @@ def test_the_comparison_sees_one_wrong_block(
     """Wrong KV under valid headers, which only a liar could store: tests must notice."""
     resume_until_identical(engine, stock)
     with server.client() as client:
-        values = _read(client)
-        payloads = {key: value[HEADER_BYTES:] for key, value in _rotate(values).items()}
+        values = read_values(client)
+        payloads = {key: value[HEADER_BYTES:] for key, value in rotated(values).items()}
         forged = {key: values[key][:HEADER_BYTES] + payloads[key] for key in values}
-        _write(client, _sign(forged, None))
+        write_values(client, signed(forged, None))
         assert engine.drop_gpu_cache()
         with pytest.raises(AssertionError):
             assert_identical(replay(engine, stock.again), stock.again)
-        _write(client, values)
+        write_values(client, values)
     assert engine.drop_gpu_cache()
-
-
-def _read(client: "redis_py.Redis") -> Values:
-    """The blocks; a session's manifest lies beside them."""
-    values: Any = {key: client.get(key) for key in client.scan_iter() if b":manifest:" not in key}
-    return dict(values)
-
-
-def _write(client: "redis_py.Redis", values: Values) -> None:
-    for key, value in values.items():
-        client.set(key, value)

@@ -16,12 +16,13 @@ from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.stores.base import KVStore
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
-from connectors.worker.half import WorkerHalf, remote_breaker
+from connectors.stores.prober import remote_breaker
+from connectors.worker.half import WorkerHalf
 from connectors.worker.idle import IdleWorkerHalf
 from connectors.wrapping.half import WrappingHalf
 from spm.config import SpmConfig
 from spm.keys import Rank
-from spm.metrics import Counters
+from spm.metrics import Counters, Metric
 from spm.value_auth import key_id
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def build_scheduler_half(
         geometry,
         vllm_config.parallel_config.world_size,
         lambda layouts: engine_fingerprint(vllm_config, geometry, layouts, auth_key_id),
-        _lookup_service(config, counters),
-        _store_keeper(config, vllm_config.parallel_config.world_size, counters),
+        *_remote_parts(config, vllm_config.parallel_config.world_size, counters),
         _engine_id(),
         counters,
         clock,
@@ -100,19 +100,23 @@ def _engine_id() -> str:
     return f"{socket.gethostname()[:32]}-{secrets.token_hex(8)}"
 
 
-def _store_keeper(config: SpmConfig, world_size: int, counters: Counters) -> StoreKeeper | None:
-    store = _key_store(config)
-    if store is None:
-        return None
-    breaker = remote_breaker(config, time.monotonic)
-    return StoreKeeper(store, breaker, counters, config, world_size)
-
-
-def _lookup_service(config: SpmConfig, counters: Counters) -> LookupService | None:
-    store = _key_store(config)
-    if store is None:
-        return None
-    return LookupService(store, remote_breaker(config, time.monotonic), counters)
+def _remote_parts(
+    config: SpmConfig, world_size: int, counters: Counters
+) -> tuple[LookupService | None, StoreKeeper | None]:
+    """They have a connection each, so that neither waits for the other, and one breaker: one
+    of them knows what is true for both."""
+    asked, kept = _key_store(config), _key_store(config)
+    if asked is None or kept is None:
+        return None, None
+    breaker = remote_breaker(
+        config,
+        time.monotonic,
+        on_open=lambda: counters.add(Metric.BREAKER_OPENINGS, label="scheduler"),
+    )
+    return (
+        LookupService(asked, breaker, counters),
+        StoreKeeper(kept, breaker, counters, config, world_size),
+    )
 
 
 def _key_store(config: SpmConfig) -> KVStore | None:

@@ -1,5 +1,6 @@
 """What the two halves tell each other, once a step. Plain data: it crosses processes."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from spm.breaker import BreakerState
 from spm.keys import KeySpace, Rank
 from spm.residency import Tier
 from spm.work import WorkClass
@@ -58,6 +60,8 @@ class LoadCommand:
     moves: tuple[BlockMove, ...]
     work: WorkClass = WorkClass.LOAD
     """``LOAD`` or ``PREFETCH``: all loads of a lower class are served first."""
+    patience_s: float = math.inf
+    """What has not arrived so many seconds after the command is computed instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,13 @@ class RankReport:
     saves_done: list[BlockKey] = field(default_factory=list)
     """Saves that ended, well or badly; every save command is answered exactly once."""
     loads: list[LoadResult] = field(default_factory=list)
+    breaker: BreakerState | None = None
+    """Of this rank's remote store. Told with every report while it is not closed, and once
+    when it is closed again; None: it is closed as before."""
 
     def is_empty(self) -> bool:
-        return not (self.host_changes or self.remote_stored or self.saves_done or self.loads)
+        news = self.host_changes or self.remote_stored or self.saves_done or self.loads
+        return not news and self.breaker is None
 
 
 @dataclass(slots=True)

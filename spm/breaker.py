@@ -1,6 +1,7 @@
-"""Circuit breaker: leaves a failing store alone and asks again, ever less often."""
+"""Circuit breaker: leaves a failing store alone until a probe finds that it answers again."""
 
 import logging
+import math
 import random
 import threading
 import time
@@ -11,7 +12,8 @@ logger = logging.getLogger(__name__)
 
 
 class BreakerState(Enum):
-    """``CLOSED``: calls pass. ``OPEN``: none does. ``HALF_OPEN``: one probe is under way."""
+    """``CLOSED``: calls pass. ``OPEN``: none does. ``HALF_OPEN``: a probe is under way, and
+    still no call passes."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -19,12 +21,17 @@ class BreakerState(Enum):
 
 
 class CircuitBreaker:
-    """Opens after ``failures`` consecutive failures; then one probe per pause is admitted.
+    """Opens after ``failures`` consecutive failures; then it is closed by a probe.
 
-    The n-th pause lasts ``backoff_s * 2**n`` seconds, at most ``backoff_cap_s``, times a
-    random factor in [0.5, 1) so that many workers do not return at once. A probe that
-    succeeds closes the breaker; one that fails, or has not reported by the end of another
-    pause, leads to the next probe. Never blocks on anything but its own lock; any thread.
+    Ordinary calls are never probes: whoever waits for an answer must not be the one who finds
+    out that there is none. A prober waits for :meth:`await_probe` (or asks
+    :meth:`begin_probe`), makes a small call and reports it with :meth:`end_probe`.
+
+    The n-th pause before a probe lasts ``backoff_s * 2**n`` seconds, at most
+    ``backoff_cap_s``, times a random factor in [0.5, 1) so that many workers do not return at
+    once. A store that answers probes and fails at work does not start over: pauses go on
+    growing unless calls have succeeded for at least ``backoff_cap_s``. Any thread; blocks on
+    nothing but its own lock, except in :meth:`await_probe`.
     """
 
     def __init__(
@@ -36,71 +43,124 @@ class CircuitBreaker:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
         name: str = "the store",
+        on_open: Callable[[], None] = lambda: None,
     ) -> None:
         """``name`` is for log lines. ``clock`` gives monotonic seconds, ``uniform`` a random
-        number in [0, 1)."""
+        number in [0, 1). ``on_open`` is called, no lock held, when it opens out of use (not
+        when a probe fails)."""
         self._failures_to_open = failures
         self._backoff_s = backoff_s
         self._backoff_cap_s = backoff_cap_s
         self._clock = clock
         self._uniform = uniform
         self._name = name
-        self._lock = threading.Lock()
+        self._on_open = on_open
+        self._changed = threading.Condition()
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._pauses = 0
-        self._next_probe_s = 0.0
+        self._next_probe_s = math.inf
+        self._works_since_s = math.inf
+        """First success since it was closed; infinity: there was none."""
+        self._retired = False
 
     @property
     def state(self) -> BreakerState:
-        """``OPEN`` until :meth:`allow` admits a probe, however long that takes."""
+        """Calls pass only while it is ``CLOSED``."""
         return self._state
+
+    @property
+    def next_probe_s(self) -> float:
+        """When the next probe is due, by the clock; infinity while it is not ``OPEN``."""
+        return self._next_probe_s
 
     def allow(self) -> bool:
         """Whether the caller may use the store now; it must report the outcome."""
-        with self._lock:
-            if self._state is BreakerState.CLOSED:
-                return True
-            if self._clock() < self._next_probe_s:
-                return False
-            self._state = BreakerState.HALF_OPEN
-            self._pause()
-            return True
+        return self._state is BreakerState.CLOSED
 
     def record_success(self) -> None:
-        """The store answered. Closes the breaker if a probe was under way; while it is
-        open, an answer to an older call says nothing new."""
-        with self._lock:
-            if self._state is BreakerState.OPEN:
-                return
-            if self._state is BreakerState.HALF_OPEN:
-                logger.info("%s answers again", self._name)
-            self._state = BreakerState.CLOSED
-            self._failures = 0
-            self._pauses = 0
+        """The store answered. While it is left alone, an answer to an older call says
+        nothing new."""
+        with self._changed:
+            if self._state is BreakerState.CLOSED:
+                self._failures = 0
+                self._works_since_s = min(self._works_since_s, self._clock())
 
     def record_failure(self) -> None:
-        """The store did not answer. While open, late reports of older calls change nothing."""
-        with self._lock:
-            if self._state is BreakerState.OPEN:
+        """The store did not answer. While it is left alone, late reports change nothing."""
+        with self._changed:
+            if self._state is not BreakerState.CLOSED:
                 return
             self._failures += 1
-            if self._state is BreakerState.HALF_OPEN or self._failures >= self._failures_to_open:
-                if self._state is BreakerState.CLOSED:
-                    logger.warning("%s does not answer; it is left alone and probed", self._name)
-                self._state = BreakerState.OPEN
-                self._pause()
+            if self._failures < self._failures_to_open:
+                return
+            self._open()
+        self._on_open()
 
     def trip(self) -> None:
-        """Open at once: the store answers, but so slowly that asking it costs more than it
-        gives. Changes nothing while open."""
-        with self._lock:
-            if self._state is not BreakerState.OPEN:
+        """Open at once: waiting for the store has cost more than it gives. Changes nothing
+        while it is left alone."""
+        with self._changed:
+            if self._state is not BreakerState.CLOSED:
+                return
+            self._open()
+        self._on_open()
+
+    # --- the prober ---------------------------------------------------------------------
+
+    def begin_probe(self) -> bool:
+        """True if a probe is due: the caller makes it, alone, and reports its end."""
+        with self._changed:
+            if self._state is not BreakerState.OPEN or self._clock() < self._next_probe_s:
+                return False
+            self._state = BreakerState.HALF_OPEN
+            self._next_probe_s = math.inf
+            return True
+
+    def end_probe(self, *, answered: bool) -> None:
+        """The probe that was begun has ended."""
+        with self._changed:
+            if self._state is not BreakerState.HALF_OPEN:
+                return
+            if not answered:
                 self._state = BreakerState.OPEN
                 self._pause()
+                return
+            self._state = BreakerState.CLOSED
+            self._failures = 0
+            self._works_since_s = math.inf
+        logger.info("%s answers again", self._name)
+
+    def await_probe(self) -> bool:
+        """Block until a probe is due, then begin it. False: the breaker has been retired."""
+        while True:
+            with self._changed:
+                if self._retired:
+                    return False
+                left_s = self._next_probe_s - self._clock()
+                if left_s > 0:
+                    self._changed.wait(None if left_s == math.inf else left_s)
+            if self.begin_probe():
+                return True
+
+    def retire(self) -> None:
+        """Nobody is to wait for probes any more."""
+        with self._changed:
+            self._retired = True
+            self._changed.notify_all()
+
+    # --- inside, lock held --------------------------------------------------------------
+
+    def _open(self) -> None:
+        logger.warning("%s does not answer; it is left alone and probed", self._name)
+        if self._clock() - self._works_since_s >= self._backoff_cap_s:
+            self._pauses = 0
+        self._state = BreakerState.OPEN
+        self._pause()
+        self._changed.notify_all()
 
     def _pause(self) -> None:
-        """Put the next probe one backoff step away; lock held."""
+        """Put the next probe one backoff step away."""
         doublings = min(self._pauses, 64)
         pause_s = min(self._backoff_cap_s, self._backoff_s * 2.0**doublings)
         self._next_probe_s = self._clock() + pause_s * (0.5 + 0.5 * self._uniform())

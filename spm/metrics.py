@@ -21,6 +21,7 @@ class MetricSpec:
 
 
 _TIERS = ("host", "remote")
+_SIDES = ("scheduler", "worker")
 _EDITS = ("offload", "prefetch", "evict")
 _STATUSES = (
     "ok",
@@ -77,6 +78,26 @@ class Metric(Enum):
         label="outcome",
         values=("answered", "late", "failed", "refused"),
     )
+    REMOTE_SKIPPED = MetricSpec(
+        "spm:remote_skipped",
+        "Requests served as if there were no remote store: it is left alone, or is slower than "
+        "computing.",
+        label="reason",
+        values=("breaker", "slow"),
+    )
+    BREAKER_OPENINGS = MetricSpec(
+        "spm:breaker_openings",
+        "How often a circuit breaker began to leave the store alone.",
+        label="side",
+        values=_SIDES,
+    )
+    BREAKER_STATE = MetricSpec(
+        "spm:breaker_state",
+        "State of the remote store's circuit breakers: 1 for the one each side is in.",
+        gauge=True,
+        label="side,state",
+        values=tuple(f"{side},{s}" for side in _SIDES for s in ("closed", "open", "half_open")),
+    )
     HINTS = MetricSpec(
         "spm:hints",
         "Requests with a hint, by what became of it.",
@@ -132,6 +153,7 @@ class Metric(Enum):
             "saver",
             "lookup",
             "keeper",
+            "prober",
             "control",
             "management",
             "subscriber",

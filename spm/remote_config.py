@@ -15,8 +15,15 @@ class BreakerConfig:
     """When the remote store is left alone, and for how long."""
 
     failures: int = number(3, 1, 1000, "consecutive failures after which the store is left alone")
-    backoff_s: float = number(0.5, 0.01, 600.0, "first pause before one request probes it again")
-    backoff_cap_s: float = number(15.0, 0.01, 3600.0, "longest pause")
+    backoff_s: float = number(
+        0.5, 0.01, 600.0, "first pause before it is probed; requests never are the probe"
+    )
+    backoff_cap_s: float = number(
+        15.0,
+        0.01,
+        3600.0,
+        "longest pause; also between two tries of a store that is slower than computing",
+    )
 
 
 def _secret(doc: str) -> Any:  # noqa: ANN401

@@ -11,9 +11,11 @@ from connectors.lmcache.pooling import LMCachePooling
 from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
-from connectors.worker.half import remote_breaker
+from connectors.stores.prober import remote_breaker
 from connectors.wrapping.pooling import PoolingParts, WrappedPooling
+from spm.breaker import CircuitBreaker
 from spm.errors import ConfigError
+from spm.metrics import Metric
 from spm.redis_url import redacted_url
 
 logger = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ def build_server_pooling(parts: PoolingParts, model: LMCacheModel) -> LMCachePoo
     assert store is not None
     control = ControlWorker(
         LMCacheControl(store.control_url, model.name, model.world_size, parts.clock),
-        remote_breaker(parts.config, parts.clock, f"LMCache's control API at {store.control_url}"),
+        _breaker(parts, f"LMCache's control API at {store.control_url}"),
         parts.counters,
         parts.config,
         store.control_deadline_s,
@@ -81,5 +83,12 @@ def _redis_keeper(parts: PoolingParts, url: str, values_a_chunk: int) -> StoreKe
     )
     place = f"LMCache's Redis at {redacted_url(url)}"
     config, clock = parts.config, parts.clock
-    breaker = remote_breaker(config, clock, place)
+    breaker = _breaker(parts, place)
     return StoreKeeper(store, breaker, parts.counters, config, values_a_chunk, clock=clock)
+
+
+def _breaker(parts: PoolingParts, place: str) -> CircuitBreaker:
+    def count() -> None:
+        parts.counters.add(Metric.BREAKER_OPENINGS, label="scheduler")
+
+    return remote_breaker(parts.config, parts.clock, place, count)

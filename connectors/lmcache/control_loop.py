@@ -103,10 +103,12 @@ class ControlLoop:
 
     def _background_job(self, now_s: float) -> _Job | None:
         state = self._state
+        if self._breaker.begin_probe():
+            return self._probe
         if self._resume_s > now_s or self._background_due_s() > now_s:
             return None
         if not self._breaker.allow():
-            self._resume_s = now_s + _PAUSE_S
+            self._resume_s = self._breaker.next_probe_s
             return None
         if state.status_due_s <= now_s:
             state.status_due_s = now_s + state.kept.interval_s
@@ -156,7 +158,8 @@ class ControlLoop:
 
     def _looks_again_s(self) -> float:
         polls = [flight.polled_s + POLL_S for flight in self._state.flights]
-        return min(max(self._resume_s, self._background_due_s()), *polls, math.inf)
+        due_s = max(self._resume_s, self._background_due_s())
+        return min(due_s, self._breaker.next_probe_s, *polls)
 
     # --- doing it, lock not held ----------------------------------------------------------
 
@@ -234,6 +237,20 @@ class ControlLoop:
                 state.deletes.update(dict.fromkeys(state.deleting, again))
                 self._resume_s = self._clock() + _PAUSE_S
             state.deleting.clear()
+
+    def _probe(self) -> None:
+        """Nobody waits for this; only this thread uses the breaker."""
+        answered = False
+        try:
+            self._control.status(self._clock() + self._deadline_s)
+            answered = True
+        except StoreRefusedError:
+            answered = True
+        except StoreError as error:
+            logger.debug("LMCache control: %s", error)
+        finally:
+            self._breaker.end_probe(answered=answered)
+        self._counters.add(Metric.CONTROL_CALLS, label="ok" if answered else "failed")
 
     def _look(self) -> None:
         state = self._state

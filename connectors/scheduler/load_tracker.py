@@ -1,6 +1,7 @@
 """Loads in flight: from allocated blocks to every rank's answer. Scheduler thread only."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from connectors.groups import CacheGeometry
 from connectors.metadata import BlockMove, LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.records import LoadJob, RequestRecord
+from connectors.scheduler.reload_choice import ReloadChoice
 from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.errors import IntegrityError
 from spm.events import BlocksConfirmed, BlocksDoubted, BlocksLoaded, BlocksMissing
@@ -47,12 +49,15 @@ class LoadTracker:
         counters: Counters,
         job_ids: Iterator[int],
         on_end: Callable[[Transfer, bool], None] = lambda work, arrived: None,
+        choice: ReloadChoice | None = None,
     ) -> None:
-        """``on_end`` is told of every block's load that has ended, and whether it arrived."""
+        """``on_end`` is told of every block's load that has ended, and whether it arrived.
+        ``choice`` learns from loads and says how long each may take."""
         self._geometry = geometry
         self._queue = queue
         self._job_ids = job_ids
         self._on_end = on_end
+        self._choice = choice
         self._manager = manager
         self._world_size = world_size
         self._counters = counters
@@ -97,12 +102,24 @@ class LoadTracker:
         )
         for move in commanded:
             self._queue.start_load(move.key, _OWNER)
-        self._commands.append(LoadCommand(job_id, request_id, commanded))
+        patience_s = self._begin(job_id, commanded, external_tokens)
+        self._commands.append(
+            LoadCommand(job_id, request_id, commanded, WorkClass.LOAD, patience_s)
+        )
         record.job_id, record.loaded = job_id, False
         by_tier = dict.fromkeys(Tier, 0)
         for key, tokens in counted.items():
             by_tier[self._manager.residency.tier_of(key) or Tier.REMOTE] += tokens
         record.note_loaded(by_tier)
+
+    def _begin(self, job_id: int, moves: Sequence[BlockMove], num_tokens: int) -> float:
+        """Returns how long the load may take."""
+        if self._choice is None:
+            return math.inf
+        tier_of, size_of = self._manager.residency.tier_of, self._queue.size_bytes
+        far = (move.key for move in moves if tier_of(move.key) is not Tier.HOST)
+        self._choice.started(job_id, sum(map(size_of, far)), num_tokens)
+        return self._choice.patience_of(job_id)
 
     def _shorten(self, record: RequestRecord, hit: Hit, external_tokens: int) -> Hit:
         """vLLM took another length than was offered; needed blocks follow from it."""
@@ -148,6 +165,8 @@ class LoadTracker:
         job.failed_keys.update(result.failed)
         if job.ranks_left == 0:
             del self._jobs[result.job_id]
+            if self._choice is not None:
+                self._choice.ended(result.job_id)
             for key in job.keys:
                 work = self._queue.done(WorkClass.LOAD, key)
                 if work is not None:

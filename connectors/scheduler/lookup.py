@@ -8,6 +8,7 @@ scheduler never waits: it asks again at its next step until its own deadline.
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -34,6 +35,8 @@ class LookupQuery:
     keys: tuple[BlockKey, ...]
     names: tuple[tuple[StoreKey, ...], ...]
     deadline_s: float
+    asked_s: float = math.inf
+    """When it was submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class LookupAnswer:
 
     query: LookupQuery
     present: tuple[bool, ...] | None
+    answered_s: float = math.inf
+    """When the store had answered."""
 
 
 class LookupService:
@@ -103,7 +108,7 @@ class LookupService:
                 self._counters.add(Metric.INTERNAL_ERRORS, label="lookup")
                 self._breaker.record_failure()
                 present = None
-            self._answers.put(LookupAnswer(query, present))
+            self._answers.put(LookupAnswer(query, present, self._clock()))
 
     def _ask(self, query: LookupQuery) -> tuple[bool, ...] | None:
         if self._clock() >= query.deadline_s:  # waited in our own queue: not the store's fault

@@ -14,6 +14,7 @@ from connectors.groups import CacheGeometry, GroupGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, LoadResult, StepCommands, WorkerReport
 from connectors.scheduler.block_pressure import BlockPressure
+from connectors.scheduler.compute_rate import ComputeRate
 from connectors.scheduler.gpu_pool import GpuPool
 from connectors.scheduler.hit_planner import plan_hit
 from connectors.scheduler.key_spaces import KeySpaces
@@ -24,14 +25,16 @@ from connectors.scheduler.matcher import HitMatcher
 from connectors.scheduler.offloader import Offloader
 from connectors.scheduler.prefetcher import Prefetcher
 from connectors.scheduler.records import RequestRecord
+from connectors.scheduler.reload_choice import ReloadChoice
 from connectors.scheduler.save_planner import SavePlanner
 from connectors.scheduler.session_pooling import SessionPooling
+from connectors.scheduler.store_health import StoreHealth
 from connectors.scheduler.store_keeper import StoreKeeper
 from connectors.scheduler.transfer_queue import Transfer, TransferQueue
 from spm.config import SpmConfig
 from spm.errors import IntegrityError
 from spm.events import BlocksStored, CacheReset, HostChanged
-from spm.keys import Fingerprint, KeySpace
+from spm.keys import Fingerprint, KeySpace, Rank
 from spm.manager import SessionAwarePoolingManager
 from spm.metrics import Counters, Metric, metric_key
 from spm.residency import Tier
@@ -83,6 +86,15 @@ class PoolingHalf:
         self._geometry = geometry
         self.manager = manager
         self._session_of = session_of
+        self.rate = ComputeRate(clock)
+        self.queue = TransferQueue(config, clock)
+        self._health: StoreHealth | None = None
+        self._choice: ReloadChoice | None = None
+        self._was_usable = True
+        if keeper is not None and config.remote is not None:
+            believed_s = config.remote.breaker.backoff_cap_s
+            self._health = StoreHealth(lambda: keeper.breaker_state, believed_s, clock)
+            self._choice = ReloadChoice(config, self.rate.seconds_until, clock)
         self._matcher = HitMatcher(
             geometry,
             self.manager,
@@ -91,6 +103,9 @@ class PoolingHalf:
             world_size,
             counters,
             clock,
+            self._health,
+            self._choice,
+            self.queue.size_bytes,
         )
         self._keeper = keeper
         self._records: dict[str, RequestRecord] = {}
@@ -98,7 +113,6 @@ class PoolingHalf:
         self._spaces = KeySpaces(
             config.namespace, geometry, world_size, fingerprint, self._use_names
         )
-        self.queue = TransferQueue(config, clock)
         job_ids = itertools.count(1)
         self._prefetcher = Prefetcher(
             config, self.queue, sam, manager, world_size, job_ids, counters, clock
@@ -107,7 +121,14 @@ class PoolingHalf:
             config, self.queue, sam, manager, geometry.scales, self._check, clock
         )
         self._loads = LoadTracker(
-            geometry, manager, self.queue, world_size, counters, job_ids, self._prefetcher.loaded
+            geometry,
+            manager,
+            self.queue,
+            world_size,
+            counters,
+            job_ids,
+            self._prefetcher.loaded,
+            self._choice,
         )
         self._saves = SavePlanner(
             geometry, self._is_saved, self.queue, world_size, counters, self._save_ended
@@ -180,6 +201,7 @@ class PoolingHalf:
         self, request: "Request", local_tokens: int
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
+        self._look_at_store()
         self._matcher.take_answers(self._records)
         record = self._record_of(request)
         if self._prefetcher.jobs.is_filling and self._awaits_prefetch(record, local_tokens):
@@ -190,6 +212,14 @@ class PoolingHalf:
         if answer[0] is not None:
             self._pressure.asked(request)
         return answer
+
+    def _look_at_store(self) -> None:
+        """When it is used again it gets a new start."""
+        usable = self._health is None or self._health.usable
+        if usable and not self._was_usable and self._choice is not None:
+            self._choice.forget()
+            self._refused_until_s = 0.0
+        self._was_usable = usable
 
     def _awaits_prefetch(self, record: RequestRecord, local_tokens: int) -> bool:
         """Whether what is on its way into the pool makes the local hit longer: in a moment, at
@@ -269,10 +299,15 @@ class PoolingHalf:
 
     def build_commands(self, scheduler_output: "SchedulerOutput") -> StepCommands:
         """Once a step, after vLLM has scheduled it."""
+        self._look_at_store()
+        backlog_tokens = 0
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             record = self._records.get(request_id)
             if record is not None:
                 self._consider_saves(record, num_tokens)
+                done = record.request.num_computed_tokens + num_tokens
+                backlog_tokens += max(0, record.request.num_tokens - done)
+        self.rate.backlog_tokens = backlog_tokens
         self.sessions.tick()
         pressed = self._pressure.end_step(
             scheduler_output.preempted_req_ids, matters=self._prefetcher.jobs.is_filling
@@ -345,6 +380,8 @@ class PoolingHalf:
     def take_report(self, report: WorkerReport) -> None:
         """Workers' news of one step. What belongs to an older epoch only ends waiting."""
         for rank in report.ranks:
+            if rank.breaker is not None and self._health is not None:
+                self._health.heard(rank.rank, rank.breaker)
             stale = rank.epoch != self._spaces.epoch
             if not stale:
                 self.manager.handle(HostChanged(rank.rank, rank.host_changes))
@@ -354,9 +391,11 @@ class PoolingHalf:
                 self._note_finished(finished)
                 self.sessions.stored(finished)
             for result in rank.loads:
-                self._take_result(result, stale=stale)
+                self._take_result(rank.rank, result, stale=stale)
 
-    def _take_result(self, result: LoadResult, *, stale: bool) -> None:
+    def _take_result(self, rank: Rank, result: LoadResult, *, stale: bool) -> None:
+        if self._choice is not None:
+            self._choice.heard(rank, result)
         for tier, (size_bytes, seconds) in result.speeds.items():
             self.speeds.note(tier, size_bytes, seconds)
         if result.job_id not in self._prefetcher.jobs:
@@ -418,11 +457,12 @@ class PoolingHalf:
                 "gpu": self.sessions.gpu_status(),
                 "host": host if self._config.host_bytes else None,
                 "remote": None
-                if remote is None or keeper is None
+                if remote is None or self._health is None or self._choice is None
                 else {
                     "kind": remote.kind,
                     "url": remote.redacted_url,
-                    "breaker": keeper.breaker_state.value,
+                    **self._health.status(),
+                    "slow": self._choice.skips,
                     "known_blocks": residency.num_remote_keys,
                     **fullness,
                 },
@@ -445,10 +485,15 @@ class PoolingHalf:
             len(self.sessions.operations),
         )
 
+    def health_sizes(self) -> tuple[int, ...]:
+        """Changes when a gauge of the store's health does."""
+        return self._health.sizes() if self._health is not None else ()
+
     def gauges(self) -> dict[str, float]:
         """Current sizes, by metric key."""
         kept = self._keeper.gauges() if self._keeper is not None else {}
-        return {**dict(zip(_GAUGES, self.sizes(), strict=True)), **kept}
+        health = self._health.gauges() if self._health is not None else {}
+        return {**dict(zip(_GAUGES, self.sizes(), strict=True)), **kept, **health}
 
     def shutdown(self) -> None:
         """Stop the threads that ask the store."""

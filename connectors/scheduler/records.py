@@ -32,6 +32,10 @@ class RequestRecord:
     lookup: PendingLookup | None = None
     lookup_done: bool = False
     """The remote store was asked once (or did not answer in time) for this request."""
+    remote_skipped: bool = False
+    """Served, at least once, as if there were no remote store; counted."""
+    tries_remote: bool = False
+    """Sent to find out whether the remote store has become faster than computing."""
     hit: Hit | None = None
     """Last plan given to vLLM, until blocks are allocated for it."""
     job_id: int | None = None

@@ -18,6 +18,7 @@ from connectors.scheduler.keeper_queues import Document, DocumentQuery, KeyCheck
 from connectors.scheduler.keeper_state import KeeperState
 from connectors.scheduler.keeper_worker import KeeperWorker
 from connectors.stores.base import KVStore, StoreCapabilities, StoreKey
+from connectors.stores.prober import StoreProber
 from spm.breaker import BreakerState, CircuitBreaker
 from spm.config import SpmConfig
 from spm.events import KeysGone, KeysSeen
@@ -38,7 +39,8 @@ __all__ = ["DocumentRead", "KeysChecked", "KeysGone", "KeysSeen", "News", "Store
 
 
 class StoreKeeper:
-    """One thread, one store connection, bounded queues and a circuit breaker.
+    """One thread, one store connection, bounded queues and a circuit breaker, with whoever
+    else uses it, for which a second thread probes.
 
     Every method belongs to the scheduler thread, and none but :meth:`close` waits for the
     store. Blocks are kept alive, checked and deleted on all ranks; a block is there when
@@ -78,6 +80,8 @@ class StoreKeeper:
         worker = KeeperWorker(self._state, store, self._calls, breaker, config, on_news, clock)
         self._thread = threading.Thread(target=worker.run, name="spm-store-keeper", daemon=True)
         self._thread.start()
+        self._prober = StoreProber(store, breaker, config, counters, clock)
+        self._prober.start()
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -212,6 +216,7 @@ class StoreKeeper:
             state.drop_named()
             state.wake()
         self._thread.join()
+        self._prober.close()
         self._store.close()
 
     def check_integrity(self) -> None:

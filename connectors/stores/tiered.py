@@ -1,5 +1,6 @@
 """The host tier in front of the remote one, which a circuit breaker guards."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from connectors.stores.base import (
 )
 from connectors.stores.buffers import Buffer
 from connectors.stores.memory import MemoryStore
+from connectors.stores.prober import StoreProber
 from spm.breaker import CircuitBreaker
+from spm.config import SpmConfig
 from spm.errors import StoreError
+from spm.metrics import Counters
 
 _T = TypeVar("_T")
 
@@ -50,6 +54,10 @@ class TieredStore(KVStore):
         self._remote = remote
         self._breaker = breaker
         self._clock = clock
+        self._lock = threading.Lock()
+        self._num_reads = 0
+        """Reads of the remote that are under way; with ``_lock`` held."""
+        self._last_value_s = -float("inf")
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -69,6 +77,18 @@ class TieredStore(KVStore):
     def has_remote(self) -> bool:
         """Whether there is a remote store, reachable or not."""
         return self._remote is not None
+
+    def start_prober(self, config: SpmConfig, counters: Counters) -> StoreProber:
+        """A thread that finds out when the remote, which there must be, can be used again.
+        To be closed before the store."""
+        assert self._remote is not None
+        prober = StoreProber(self._remote, self._breaker, config, counters, self._clock)
+        prober.start()
+        return prober
+
+    def is_silent_since(self, instant_s: float) -> bool:
+        """Whether the remote is being read and no read has brought a value since then."""
+        return self._num_reads > 0 and self._last_value_s < instant_s
 
     def get_host(self, reads: Sequence[ReadRequest]) -> list[Buffer | None]:
         """Like :meth:`get_many`, from the host tier only: by reference, never blocks, never
@@ -208,8 +228,22 @@ class TieredStore(KVStore):
     def _get_remote(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
         absent: list[Buffer | None] = [None] * len(reads)
         return self._ask(
-            reads, absent, lambda remote: remote.get_many(reads, deadline_s), deadline_s
+            reads, absent, lambda remote: self._read(remote, reads, deadline_s), deadline_s
         )
+
+    def _read(
+        self, remote: KVStore, reads: Sequence[ReadRequest], deadline_s: float
+    ) -> list[Buffer | None]:
+        with self._lock:
+            self._num_reads += 1
+        try:
+            found = remote.get_many(reads, deadline_s)
+        finally:
+            with self._lock:
+                self._num_reads -= 1
+        if any(buffer is not None for buffer in found):
+            self._last_value_s = self._clock()
+        return found
 
     def _ask(
         self,

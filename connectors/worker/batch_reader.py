@@ -100,8 +100,8 @@ class BatchReader:
     def _check(
         self, move: BlockMove, hit: TierHit | None, key_space: KeySpace
     ) -> LoadFailure | None:
-        if hit is None:
-            return LoadFailure.MISSING
+        if hit is None:  # a store that is left alone was not asked
+            return LoadFailure.MISSING if self._stores.breaker.allow() else LoadFailure.STORE
         identity = self._codec.identity(move.key, key_space)
         try:
             if hit.buffer.size_bytes != self._codec.value_bytes(move.key):

@@ -16,6 +16,7 @@ from connectors.stores.base import KVStore
 from connectors.stores.buffers import BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.stores.memory import MemoryStore
+from connectors.stores.prober import remote_breaker
 from connectors.stores.tiered import TieredStore
 from connectors.worker.block_mover import BlockMover, block_mover
 from connectors.worker.layout import group_layout
@@ -24,12 +25,10 @@ from connectors.worker.loader import Loader
 from connectors.worker.news import WorkerNews
 from connectors.worker.saver import Saver
 from connectors.worker.values import ValueCodec
-from spm.breaker import CircuitBreaker
 from spm.config import SpmConfig
 from spm.errors import IntegrityError, LayoutError
 from spm.keys import KeySpace, Rank
-from spm.metrics import Counters
-from spm.remote_config import BreakerConfig
+from spm.metrics import Counters, Metric
 from spm.value_auth import Purpose, authenticator
 from spm.value_format import HEADER_BYTES
 
@@ -131,9 +130,14 @@ class WorkerHalf:
             )
             if remote
             else None,
-            remote_breaker(config, self._clock),
+            remote_breaker(
+                config,
+                self._clock,
+                on_open=lambda: self._counters.add(Metric.BREAKER_OPENINGS, label="worker"),
+            ),
             self._clock,
         )
+        self._prober = self._stores.start_prober(config, self._counters) if remote else None
         self._loader = Loader(
             self._stores,
             mover,
@@ -218,7 +222,7 @@ class WorkerHalf:
     def report(self) -> WorkerReport | None:
         """News for the scheduler half; ``None`` if there is none."""
         loads, self._ended = self._ended, []
-        rank_report = self._news.drain(loads, self._host)
+        rank_report = self._news.drain(loads, self._host, self._stores.breaker.state)
         return None if rank_report.is_empty() else WorkerReport([rank_report])
 
     def end_step(self) -> None:
@@ -234,6 +238,8 @@ class WorkerHalf:
         self._started = False
         self._loader.close()
         self._saver.close()
+        if self._prober is not None:
+            self._prober.close()
         self._stores.close()
 
     def check_integrity(self, *, idle: bool = False) -> None:
@@ -248,17 +254,3 @@ class WorkerHalf:
                 f"idle, but {self._pool.used_bytes} bytes of buffers are referenced and the "
                 f"host tier holds {held}"
             )
-
-
-def remote_breaker(
-    config: SpmConfig, clock: Callable[[], float], name: str = "the store"
-) -> CircuitBreaker:
-    """The circuit breaker a remote store is used through; ``name`` is for log lines."""
-    settings = config.remote.breaker if config.remote else BreakerConfig()
-    return CircuitBreaker(
-        failures=settings.failures,
-        backoff_s=settings.backoff_s,
-        backoff_cap_s=settings.backoff_cap_s,
-        clock=clock,
-        name=name,
-    )

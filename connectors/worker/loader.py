@@ -44,7 +44,7 @@ class Loader:
         progress: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._breaker = stores.breaker
+        self._stores = stores
         self._reader = BatchReader(
             stores, mover, codec, config.batch_deadline_s, on_promoted, clock
         )
@@ -72,7 +72,8 @@ class Loader:
         """Queue one load; it will be answered by :meth:`collect` exactly once."""
         batches = list(self._cut(command.moves))
         now_s = self._clock()
-        job = LoadJob(command, len(batches), now_s, now_s + self._config.load_deadline_s)
+        patience_s = min(command.patience_s, self._config.load_deadline_s)
+        job = LoadJob(command, len(batches), now_s, now_s + patience_s)
         self._jobs[command.job_id] = job
         if batches:
             self._batches.put(job, [Batch(job, moves, key_space) for moves in batches])
@@ -100,12 +101,16 @@ class Loader:
             self._end(self._ended.get(), LoadFailure.CANCELLED, results)
         now_s = self._clock()
         for job_id in [i for i, job in self._jobs.items() if now_s >= job.deadline_s]:
-            # Slower than computing: do not let the next one wait too. A prefetch may only
-            # have waited for its turn.
-            if self._jobs[job_id].command.work is WorkClass.LOAD:
-                self._breaker.trip()
+            self._blame(self._jobs[job_id])
             self._end(job_id, LoadFailure.DEADLINE, results)
         return results
+
+    def _blame(self, job: LoadJob) -> None:
+        """A load took too long. If the store is why, do not let the next one wait too: it is
+        if it has brought nothing to anybody meanwhile. One that is only slow brings some, and
+        is the scheduler half's to judge; a prefetch may only have waited for its turn."""
+        if job.command.work is WorkClass.LOAD and self._stores.is_silent_since(job.started_s):
+            self._stores.breaker.trip()
 
     def _end(self, job_id: int, reason: LoadFailure, results: list[LoadResult]) -> None:
         job = self._jobs.pop(job_id, None)

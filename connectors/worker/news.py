@@ -7,6 +7,7 @@ from connectors.metadata import LoadResult, RankReport
 from connectors.stores.base import StoreKey
 from connectors.stores.memory import MemoryStore
 from connectors.worker.saver import SaveListener
+from spm.breaker import BreakerState
 from spm.keys import KeySpace, Rank, block_key_of
 from tracker.ids import BlockKey
 
@@ -28,6 +29,7 @@ class WorkerNews(SaveListener):
         self._key_space: KeySpace | None = None
         self._host_touched: dict[StoreKey, BlockKey] = {}
         self._report = RankReport(rank, b"")
+        self._told_closed = True
 
     def start_epoch(self, key_space: KeySpace) -> None:
         """Changes reported from now on belong to the epoch of ``key_space``."""
@@ -61,8 +63,10 @@ class WorkerNews(SaveListener):
             self._report.saves_done.extend(keys)
         self.progress.set()
 
-    def drain(self, loads: list[LoadResult], host: MemoryStore | None) -> RankReport:
-        """Everything since the last drain."""
+    def drain(
+        self, loads: list[LoadResult], host: MemoryStore | None, breaker: BreakerState
+    ) -> RankReport:
+        """Everything since the last drain; ``breaker``: state of the remote store's."""
         with self._lock:
             report, self._report = self._report, RankReport(self._rank, self._report.epoch)
             touched, self._host_touched = self._host_touched, {}
@@ -70,4 +74,8 @@ class WorkerNews(SaveListener):
             present = host.contains_many(list(touched))
             report.host_changes = dict(zip(touched.values(), present, strict=True))
         report.loads = loads
+        closed = breaker is BreakerState.CLOSED
+        if not (closed and self._told_closed):
+            report.breaker = breaker
+        self._told_closed = closed
         return report

@@ -107,6 +107,7 @@ class Rig:
             with self.keeper._state.condition:
                 self.clock.now_s += seconds / steps
                 self.keeper._state.wake()
+            self.keeper._prober.probe_if_due()
             self.settle()
 
     def hold_up(self) -> Gate:
@@ -118,9 +119,11 @@ class Rig:
         return gate
 
     def calls(self, *methods: str) -> list[Call]:
-        """Those made so far, of these methods, once the worker is at rest; and forgets them."""
+        """Those made so far, of these methods, once the worker is at rest, and no probes; and
+        forgets them."""
         self.settle()
         made, self.store.calls = self.store.calls, []
+        made = [call for call in made if not call.names or not call.names[0].endswith(":probe")]
         return [call for call in made if not methods or call.method in methods]
 
     def touched(self) -> list[StoreKey]:
@@ -137,5 +140,6 @@ class Rig:
     def close(self) -> None:
         self.keeper.check_integrity()
         self.keeper.close()
-        left = [thread for thread in threading.enumerate() if thread.name == "spm-store-keeper"]
+        ours = ("spm-store-keeper", "spm-probe")
+        left = [thread for thread in threading.enumerate() if thread.name in ours]
         assert not left, "thread left over"

@@ -105,6 +105,11 @@ class Rig:
         queue = self.service._answers
         return [queue.get(timeout=PATIENCE_S) for _ in range(count)]
 
+    def answers_a_probe(self) -> None:
+        self.clock.now_s += 8
+        assert self.breaker.begin_probe()
+        self.breaker.end_probe(answered=True)
+
     def counted(self) -> dict[str, float]:
         return {key.split("|")[1]: n for key, n in self.counters.drain().items()}
 
@@ -142,8 +147,19 @@ def test_a_store_that_came_back_is_used_again(rig: Rig) -> None:
     test_a_store_error_is_no_answer_and_opens_the_breaker(rig)
     rig.store.answer = lambda keys: [True] * len(keys)
     rig.clock.now_s += 8
+    assert not rig.service.submit(rig.query(["a"])), "a request is no probe"
+    rig.answers_a_probe()
     assert rig.ask(["a"]).present == (True,)
-    assert rig.breaker.state is BreakerState.CLOSED
+
+
+def test_an_answer_says_when_it_was_there(rig: Rig) -> None:
+    def slow(keys: Sequence[StoreKey]) -> list[bool]:
+        rig.clock.now_s += 0.25
+        return [True] * len(keys)
+
+    rig.store.answer = slow
+    started_s = rig.clock.now_s
+    assert rig.ask(["a"]).answered_s == started_s + 0.25
 
 
 @pytest.mark.parametrize("answer", [[], [True], [True] * 3])
@@ -155,7 +171,7 @@ def test_an_unexpected_error_counts_as_failure_and_the_thread_lives_on(
     assert rig.ask(["a"], ["b"]).present is None
     assert rig.breaker.state is BreakerState.OPEN
     rig.store.answer = lambda keys: [True] * len(keys)
-    rig.clock.now_s += 8
+    rig.answers_a_probe()
     assert rig.ask(["a"], ["b"]).present == (True, True)
     assert rig.counted() == {"lookup": 2, "answered": 1}
 

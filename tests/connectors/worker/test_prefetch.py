@@ -212,6 +212,7 @@ def test_a_prefetch_at_its_deadline_is_answered_and_the_store_is_not_blamed(benc
     bench.put_remote(*SIX)
     bench.hang()
     bench.prefetch(moves(*SIX))
+    assert bench.remote.entered.wait(PATIENCE_S)
     bench.clock.now_s += 10.0
     (result,) = bench.loader.collect()
     assert result.failed == {key_of(i): LoadFailure.DEADLINE for i in SIX}

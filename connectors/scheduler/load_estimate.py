@@ -2,26 +2,25 @@
 
 import math
 
-_SLOWER_BY = 0.1
-"""So much of the way the fixed part of a batch's time follows a slower measurement."""
-_STEEPER_BY = 0.5
-"""And so much of the way the part that grows with its size."""
+_SLOWER_BY = 0.5
+"""So much of the way the estimate follows a measurement that is slower than it."""
 
 
 class LoadEstimate:
     """One rank's: a batch takes a fixed time, and some time for each byte.
 
-    A faster measurement is believed at once, a slower one by degrees: to load when computing
-    would have been faster costs little and is measured; not to load measures nothing. For the
-    same reason all of a first measurement is taken for the fixed part.
+    What a measurement differs from the estimate by is put down to both in proportion to the
+    batch's size, so that small loads say little of bandwidth and large ones little of round
+    trips. A faster measurement is believed at once, a slower one by degrees: to load when
+    computing would have been faster costs little and is measured; not to load measures nothing.
     """
 
     def __init__(self, batch_bytes: int, threads: int) -> None:
         """A load is cut into batches of this size, read by so many threads."""
         self._batch_bytes = batch_bytes
         self._threads = threads
-        self._fixed_s: float | None = None
-        self._s_per_byte = 0.0
+        self._known = False
+        self._fixed_s = self._s_per_byte = 0.0
 
     def batches(self, size_bytes: int) -> int:
         """Round trips that a load of this size needs."""
@@ -33,16 +32,17 @@ class LoadEstimate:
         if size_bytes <= 0 or not 0.0 < seconds < math.inf:
             return
         batches = self.batches(size_bytes)
-        batch_s = seconds / batches
-        if self._fixed_s is None or batch_s < self._fixed_s:
-            self._fixed_s = batch_s
-        else:
-            self._fixed_s += _SLOWER_BY * (batch_s - self._fixed_s)
-        steepness = (batch_s - self._fixed_s) * batches / size_bytes
-        if steepness < self._s_per_byte:
-            self._s_per_byte = steepness
-        else:
-            self._s_per_byte += _STEEPER_BY * (steepness - self._s_per_byte)
+        batch_bytes = size_bytes / batches
+        off_s = seconds / batches - self._fixed_s - self._s_per_byte * batch_bytes
+        step_s = off_s * _SLOWER_BY if self._known and off_s > 0 else off_s
+        share = min(1.0, batch_bytes / self._batch_bytes)
+        self._fixed_s += step_s * (1.0 - share)
+        self._s_per_byte += step_s * share / batch_bytes
+        if self._fixed_s < 0.0:
+            self._s_per_byte, self._fixed_s = self._s_per_byte + self._fixed_s / batch_bytes, 0.0
+        if self._s_per_byte < 0.0:
+            self._fixed_s, self._s_per_byte = self._fixed_s + self._s_per_byte * batch_bytes, 0.0
+        self._known = True
 
     def note_at_least(self, size_bytes: int, seconds: float) -> None:
         """So much had not arrived after this time, by the clock on the wall."""
@@ -53,7 +53,7 @@ class LoadEstimate:
 
     def seconds_for(self, size_bytes: int, batches: int) -> float | None:
         """Until so much in so many batches has arrived; None: nothing was measured yet."""
-        if self._fixed_s is None:
+        if not self._known:
             return None
         total_s = batches * self._fixed_s + size_bytes * self._s_per_byte
         return total_s / max(1, min(self._threads, batches))

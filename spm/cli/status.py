@@ -77,8 +77,17 @@ def _tiers(engine: EngineStatus) -> Iterator[tuple[str, ...]]:
         held = (count(host.blocks), NOTHING, NOTHING, size(host.capacity_bytes))
         yield ("host", NOTHING, *held)
     if remote is not None:
-        state = f"{remote.kind} {remote.url}, breaker {remote.breaker}"
+        state = f"{remote.kind} {remote.url}, breaker {_breaker(remote)}"
         yield ("remote", state, count(remote.known_blocks), NOTHING, NOTHING, _fullness(remote))
+
+
+def _breaker(remote: RemoteTier) -> str:
+    """Sides are named only if they differ."""
+    shown = remote.breaker
+    if len(set(remote.breakers.values())) > 1:
+        sides = ", ".join(f"{side} {state}" for side, state in remote.breakers.items())
+        shown += f" ({sides})"
+    return f"{plain(shown)}, slower than computing" if remote.slow else plain(shown)
 
 
 def _fullness(remote: RemoteTier) -> str:

@@ -27,8 +27,9 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTier:
-    """The store; ``breaker`` is ``closed`` while it is used. How full it is may not be known
-    (None), and it may have no limit (None)."""
+    """The store; ``breaker`` is ``closed`` while it is used, and if not the worst of
+    ``breakers``, by side, where a server has several. ``slow``: hits are computed because that
+    is faster. How full it is may not be known (None), and it may have no limit (None)."""
 
     kind: str
     url: str
@@ -36,6 +37,8 @@ class RemoteTier:
     known_blocks: int
     used_bytes: int | None = None
     limit_bytes: int | None = None
+    breakers: Mapping[str, str] = field(default_factory=dict)
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ def _parse_gpu(said: Fields) -> GpuTier:
 
 
 def _parse_remote(said: Fields) -> RemoteTier:
+    breakers = said.optional_object("breakers")
     return RemoteTier(
         said.text("kind"),
         said.text("url"),
@@ -151,6 +155,8 @@ def _parse_remote(said: Fields) -> RemoteTier:
         said.count("known_blocks"),
         said.optional_count("used_bytes"),
         said.optional_count("limit_bytes"),
+        {} if breakers is None else {side: breakers.text(side) for side in breakers.raw},
+        said.flag("slow", default=False),
     )
 
 

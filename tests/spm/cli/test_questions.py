@@ -57,6 +57,26 @@ def test_how_full_the_store_is(spm: Spm, fullness: dict[str, int | None], shown:
     assert line.endswith(f"  {shown}")
 
 
+@pytest.mark.parametrize(
+    ("health", "shown"),
+    [
+        ({"breaker": "closed"}, "breaker closed"),
+        (
+            {"breaker": "open", "breakers": {"scheduler": "closed", "worker": "open"}},
+            "breaker open (scheduler closed, worker open)",
+        ),
+        ({"breaker": "open", "breakers": {"scheduler": "open", "worker": "open"}}, "breaker open"),
+        ({"breaker": "closed", "slow": True}, "breaker closed, slower than computing"),
+    ],
+)
+def test_how_the_store_is(spm: Spm, health: dict[str, object], shown: str) -> None:
+    remote = {"kind": "redis", "url": "redis://s", "known_blocks": 1, **health}
+    tiers = {**ENGINE["tiers"], "remote": remote}
+    spm.server.answers("GET", "/v1/spm/status", {"engines": [{**ENGINE, "tiers": tiers}]})
+    (line,) = [line for line in spm("status").out.splitlines() if line.startswith("remote")]
+    assert line.startswith(f"remote  redis redis://s, {shown}  ")
+
+
 def test_status_of_engines_that_have_little(spm: Spm) -> None:
     bare = {
         **ENGINE,

@@ -89,6 +89,8 @@ ENGINE: Document = {
             "kind": "redis",
             "url": "redis://store:6379/0",
             "breaker": "closed",
+            "breakers": {"scheduler": "closed", "worker": "closed"},
+            "slow": False,
             "known_blocks": 9000,
             "used_bytes": 5 << 30,
             "limit_bytes": 8 << 30,

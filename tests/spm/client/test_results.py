@@ -121,7 +121,13 @@ def test_a_status() -> None:
     assert engine.gpu == GpuTier(1024, 700, 200, 2 << 20)
     assert engine.host == HostTier(2048, 4 << 30)
     assert engine.remote == RemoteTier(
-        "redis", "redis://store:6379/0", "closed", 9000, 5 << 30, 8 << 30
+        "redis",
+        "redis://store:6379/0",
+        "closed",
+        9000,
+        5 << 30,
+        8 << 30,
+        {"scheduler": "closed", "worker": "closed"},
     )
     assert engine.queues == {"load": Queue(0, 1, 3 << 20), "prefetch": Queue(5, 2, 0)}
     assert engine.keep_alive == KeepAlive(4096, 30.0, 0.5, 136.5)

@@ -1,0 +1,14 @@
+"""Test workers side by side (``pytest -n``) keep to a core of their own each, engines included."""
+
+import os
+
+
+def pytest_configure() -> None:
+    """Model threads of two engines that share their cores wait for each other all the time."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    cores = sorted(os.sched_getaffinity(0))
+    if worker.startswith("gw") and workers > 1 and len(cores) >= workers:
+        share = len(cores) // workers
+        first = int(worker.removeprefix("gw")) % workers * share
+        os.sched_setaffinity(0, cores[first : first + share])

@@ -1,15 +1,23 @@
 """HitMatcher with scripted lookups: ask, wait a bounded time, answer from memory."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
+from connectors.metadata import LoadResult
 from connectors.scheduler.lookup import LookupAnswer, LookupQuery, LookupService
 from connectors.scheduler.matcher import HitMatcher
 from connectors.scheduler.records import RequestRecord
+from connectors.scheduler.reload_choice import ReloadChoice
+from connectors.scheduler.store_health import StoreHealth
+from spm.breaker import BreakerState
+from spm.config import SpmConfig
 from spm.events import BlocksConfirmed, HostChanged
 from spm.keys import Rank
 from spm.metrics import Counters
+from spm.remote_config import RemoteConfig
+from spm.residency import Tier
 from tests.clock import FakeClock
 from tests.connectors.scheduler.kit import (
     KEY_SPACE,
@@ -23,6 +31,8 @@ from tests.connectors.scheduler.vllm_parts import FULL, HYBRID, UNEVEN, Attentio
 ASK_AGAIN = (None, False)
 NOTHING = (0, False)
 DEADLINE_S = 0.25
+BLOCK_BYTES = 1 << 20
+CONFIG = SpmConfig(remote=RemoteConfig("redis://unused"))
 
 
 class ScriptedLookups(LookupService):
@@ -47,12 +57,17 @@ class ScriptedLookups(LookupService):
 class Rig:
     """A matcher for requests of 33 tokens: eight full blocks and one token."""
 
-    def __init__(self, world_size: int = 1, *, remote: bool = True) -> None:
+    def __init__(self, world_size: int = 1, *, remote: bool = True, computes: bool = False) -> None:
+        """``computes``: 100 tokens a second, so that a slow store is known for one."""
         self.geometry = geometry_of(FULL)
         self.clock = FakeClock()
         self.counters = Counters()
         self.lookups = ScriptedLookups()
         self.manager = manager_of(self.counters, self.clock, world_size)
+        self.own = BreakerState.CLOSED
+        self.health = StoreHealth(lambda: self.own, 15.0, self.clock)
+        per_token_s = 0.01 if computes else math.inf
+        self.choice = ReloadChoice(CONFIG, lambda tokens: tokens * per_token_s, self.clock)
         self.matcher = HitMatcher(
             self.geometry,
             self.manager,
@@ -61,6 +76,9 @@ class Rig:
             world_size,
             self.counters,
             self.clock,
+            self.health if remote else None,
+            self.choice if remote else None,
+            lambda key: BLOCK_BYTES,
         )
         self.records: dict[str, RequestRecord] = {}
 
@@ -71,6 +89,22 @@ class Rig:
     def ask(self, record: RequestRecord, local_tokens: int = 0) -> tuple[int | None, bool]:
         self.matcher.take_answers(self.records)
         return self.matcher.match(record, local_tokens, KEY_SPACE)
+
+    def know(self, record: RequestRecord, near: int, far: int) -> None:
+        """The first blocks are in the host tier, and so many after them in the remote store."""
+        keys = keys_of(self.geometry, record.request)
+        self.manager.handle(HostChanged(Rank(0), dict.fromkeys(keys[:near], True)))
+        self.manager.handle(BlocksConfirmed(keys[near : near + far]))
+
+    def measure(self, seconds: float, blocks: int = 1) -> None:
+        """A load of so many blocks took so long."""
+        size_bytes = blocks * BLOCK_BYTES
+        result = LoadResult(1, None, speeds={Tier.REMOTE: (size_bytes, seconds)})
+        self.choice.heard(Rank(0), result)
+
+    def skipped(self) -> dict[str, float]:
+        counted = self.counters.drain()
+        return {k.split("|")[1]: n for k, n in counted.items() if "remote_skipped" in k}
 
     def answer(self, query: LookupQuery, present: int | None) -> None:
         """The first ``present`` blocks are there; ``None``: no answer."""
@@ -229,6 +263,115 @@ def test_only_blocks_beyond_the_local_hit_are_asked_for(model: tuple[Attention, 
     }
     assert query.keys
     assert not local & set(query.keys)
+
+
+# --- a store that is left alone ---------------------------------------------------------
+
+
+def leave_alone(rig: Rig, side: str) -> None:
+    if side == "scheduler":
+        rig.own = BreakerState.OPEN
+    elif side == "scheduler probes":
+        rig.own = BreakerState.HALF_OPEN
+    else:
+        rig.health.heard(Rank(0), BreakerState.OPEN)
+
+
+@pytest.mark.parametrize("side", ["scheduler", "scheduler probes", "worker"])
+def test_while_the_store_is_left_alone_requests_neither_ask_nor_load(side: str) -> None:
+    """Catches a request that waits for what only a probe should find out, and one that plans
+    a load from what is remembered of a store that does not answer."""
+    rig = Rig()
+    leave_alone(rig, side)
+    cold = rig.arrive("cold")
+    assert rig.ask(cold) == NOTHING
+    known, mixed = rig.arrive("known", 29), rig.arrive("mixed", 33)
+    rig.know(known, near=0, far=7)
+    assert rig.ask(known) == NOTHING
+    rig.know(mixed, near=3, far=5)
+    for _ in range(3):
+        assert rig.ask(mixed) == (12, True), "what is in the host tier is loaded"
+    assert rig.lookups.queries == []
+    assert rig.skipped() == {"breaker": 3}
+
+
+def test_a_request_that_waits_for_an_answer_stops_when_the_store_is_given_up() -> None:
+    rig = Rig()
+    record = rig.arrive("r")
+    rig.know(record, near=2, far=0)
+    assert rig.ask(record) == ASK_AGAIN
+    rig.own = BreakerState.OPEN
+    assert rig.ask(record) == (8, True)
+    rig.answer(rig.lookups.queries[0], present=6)
+    assert rig.ask(record) == (8, True), "nobody waits for it any more"
+
+
+def test_a_store_that_is_back_is_asked_and_loaded_from() -> None:
+    rig = Rig()
+    record = rig.arrive("r")
+    rig.know(record, near=1, far=7)
+    rig.health.heard(Rank(0), BreakerState.OPEN)
+    assert rig.ask(record) == (4, True)
+    rig.health.heard(Rank(0), BreakerState.CLOSED)
+    assert rig.ask(record) == (32, True)
+    assert rig.ask(rig.arrive("cold", 200)) == ASK_AGAIN
+
+
+# --- a store that is slow ---------------------------------------------------------------
+
+
+def test_what_is_computed_faster_than_loaded_is_not_loaded() -> None:
+    """Catches a time to first token that is worse with the store than without."""
+    rig = Rig(computes=True)
+    record = rig.arrive("r")
+    rig.know(record, near=3, far=5)
+    assert rig.ask(record) == (32, True), "nothing is known yet"
+    rig.measure(0.1, blocks=5)
+    assert rig.ask(record) == (32, True), "computing 20 tokens takes 0.2 s"
+    for _ in range(10):
+        rig.measure(1.0, blocks=5)
+        assert rig.ask(record) == (12, True)
+    assert rig.skipped() == {"slow": 1}
+
+
+def test_a_prompt_computed_faster_than_the_store_answers_is_not_asked_about() -> None:
+    rig = Rig(computes=True)
+    rig.choice.looked_up(0.24)
+    short, long = rig.arrive("short", 21), rig.arrive("long", 33)
+    assert rig.ask(short) == NOTHING
+    assert rig.ask(long) == ASK_AGAIN
+    assert [query.request_id for query in rig.lookups.queries] == ["long"]
+
+
+def test_answers_and_waits_in_vain_are_measured() -> None:
+    rig = Rig(computes=True)
+    record = rig.arrive("late")
+    assert rig.ask(record) == ASK_AGAIN
+    rig.clock.now_s += DEADLINE_S
+    assert rig.ask(record) == NOTHING
+    assert rig.ask(rig.arrive("short", 21)) == NOTHING
+    assert len(rig.lookups.queries) == 1
+    rig.clock.now_s += 0.5
+    tries = rig.arrive("tries", 21)
+    assert rig.ask(tries) == ASK_AGAIN, "one is sent to see"
+    query = rig.lookups.queries[-1]
+    rig.lookups.answers.append(LookupAnswer(query, (False,) * 5, query.asked_s + 0.001))
+    assert rig.ask(tries) == NOTHING
+    assert rig.ask(rig.arrive("next", 21)) == ASK_AGAIN
+
+
+def test_now_and_then_one_request_tries_and_keeps_its_word() -> None:
+    rig = Rig(computes=True)
+    first, second = rig.arrive("first", 33), rig.arrive("second", 33)
+    rig.know(first, near=0, far=8)
+    rig.measure(5.0, blocks=8)
+    assert rig.ask(first) == NOTHING
+    rig.clock.now_s += CONFIG.remote.breaker.backoff_s if CONFIG.remote else 0.0
+    assert rig.ask(first) == (32, True)
+    assert rig.ask(second) == NOTHING
+    assert rig.ask(first) == (32, True), "asked again because no blocks were free"
+    rig.measure(0.01, blocks=8)
+    assert rig.ask(second) == (32, True)
 
 
 def test_closing_closes_the_lookups() -> None:

@@ -56,6 +56,8 @@ class FaultStore(KVStore):
         self.gate = threading.Event()
         """Calls hang while it is not set."""
         self.gate.set()
+        self.slow = threading.Event()
+        """For tests whose ``meanwhile`` waits; nothing else looks at it."""
         self.entered = threading.Event()
         self.calls: list[list[StoreKey]] = []
         """Keys of each read and write so far."""

@@ -1,5 +1,6 @@
 """A loader over its parts, and the values a store should never have returned."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -68,11 +69,14 @@ class Bench(Parts):
         )
         self.blank = [self.block(block_id) for block_id in range(self.memory.num_blocks)]
 
-    def load(self, *indexes: int, job_id: int = 1) -> None:
-        self.submit(moves(*indexes), job_id)
+    def load(self, *indexes: int, job_id: int = 1, patience_s: float = math.inf) -> None:
+        self.submit(moves(*indexes), job_id, patience_s)
 
-    def submit(self, what: tuple[BlockMove, ...], job_id: int = 1) -> None:
-        self.loader.submit(LoadCommand(job_id, f"request-{job_id}", what), SPACE)
+    def submit(
+        self, what: tuple[BlockMove, ...], job_id: int = 1, patience_s: float = math.inf
+    ) -> None:
+        command = LoadCommand(job_id, f"request-{job_id}", what, WorkClass.LOAD, patience_s)
+        self.loader.submit(command, SPACE)
 
     def prefetch(self, what: tuple[BlockMove, ...], job_id: int = 1) -> None:
         self.loader.submit(LoadCommand(job_id, None, what, WorkClass.PREFETCH), SPACE)

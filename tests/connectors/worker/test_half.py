@@ -1,5 +1,6 @@
 """The worker half over its whole life, in the order vLLM calls it."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from connectors.metadata import LoadFailure
 from connectors.worker.half import WorkerHalf
+from spm.breaker import BreakerState
 from spm.errors import IntegrityError, LayoutError
 from spm.metrics import Metric
 from spm.value_format import HEADER_BYTES
@@ -155,6 +157,28 @@ def test_a_load_that_hangs_is_answered_at_its_deadline_and_a_cancelled_one_at_on
     worker.clock.now_s += CONFIG.load_deadline_s
     (late,) = worker.step()
     assert late.failed == {key_of(0): LoadFailure.DEADLINE}
+
+
+def test_every_report_says_that_the_store_is_left_alone_and_one_that_it_is_back() -> None:
+    worker = Worker(replace(CONFIG, host_bytes=0)).start()
+    breaker = worker.half._stores.breaker
+    worker.step()
+    assert worker.reports == []
+    breaker.trip()
+    worker.step()
+    worker.step()
+    assert [report.breaker for report in worker.reports] == [BreakerState.OPEN] * 2
+    worker.clock.now_s += 1000.0
+    assert worker.half._prober is not None
+    if not worker.half._prober.probe_if_due():  # its thread was faster
+        while not breaker.allow():
+            time.sleep(0)
+    for _ in range(3):
+        worker.step()
+    assert [report.breaker for report in worker.reports[2:]] == [BreakerState.CLOSED]
+    assert worker.counters.drain()[counter(Metric.BREAKER_OPENINGS, "worker")] == 1
+    worker.half.shutdown()
+    assert spm_threads() == []
 
 
 def test_a_load_cancelled_in_the_very_step_it_is_commanded_is_answered(worker: Worker) -> None:

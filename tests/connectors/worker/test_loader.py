@@ -86,6 +86,65 @@ def test_at_the_deadline_a_hanging_load_is_answered_and_never_writes(bench: Benc
     assert bench.promoted == []
 
 
+def test_a_load_is_given_no_more_time_than_its_command_says(bench: Bench) -> None:
+    """Catches a request that waits ten seconds for what is computed in one."""
+    bench.put_remote(*SIX)
+    bench.hang()
+    bench.load(0, job_id=1, patience_s=0.5)
+    bench.load(1, job_id=2, patience_s=1000.0)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.clock.now_s += 0.49
+    assert bench.loader.collect() == []
+    bench.clock.now_s += 0.02
+    assert [result.job_id for result in bench.loader.collect()] == [1]
+    bench.clock.now_s += 9.48
+    assert bench.loader.collect() == []
+    bench.clock.now_s += 0.02
+    assert [result.job_id for result in bench.loader.collect()] == [2], "load_deadline_s holds"
+    bench.go_on()
+
+
+def test_a_store_that_brings_something_in_time_is_slow_and_not_dead(
+    make: Callable[..., Bench],
+) -> None:
+    """Catches a breaker that stops all traffic because one load was too large."""
+    bench = make(threads=1)
+    bench.put_remote(*SIX)
+    bench.load(*SIX, patience_s=0.5)
+    bench.load(0, job_id=2, patience_s=0.5)
+    first = threading.Event()
+
+    def hang_in_the_second_batch() -> None:
+        if len(bench.remote.calls) == 2:
+            first.set()
+            assert bench.remote.slow.wait(PATIENCE_S)
+
+    bench.remote.meanwhile = hang_in_the_second_batch
+    assert first.wait(PATIENCE_S)
+    bench.clock.now_s += 0.5
+    late, waited = bench.loader.collect()
+    assert late.remote_keys == [key_of(0), key_of(1)]
+    assert waited.failed == {key_of(0): LoadFailure.DEADLINE}
+    assert bench.stores.breaker.allow()
+    bench.load(5, job_id=3, patience_s=0.5)
+    bench.clock.now_s += 0.5
+    bench.loader.collect()
+    assert not bench.stores.breaker.allow(), "now it has brought nothing for a whole load"
+    bench.remote.slow.set()
+
+
+def test_what_was_not_asked_for_is_not_missing(bench: Bench) -> None:
+    """Catches an index that forgets everything while the store is left alone."""
+    bench.put_remote(*SIX)
+    bench.put_host(0)
+    bench.stores.breaker.trip()
+    bench.load(0, 1)
+    result = bench.answer()
+    assert result.host_keys == [key_of(0)]
+    assert result.failed == {key_of(1): LoadFailure.STORE}
+    assert bench.remote.calls == []
+
+
 def test_what_arrived_before_the_deadline_stays_and_what_comes_later_does_not(
     make: Callable[..., Bench],
 ) -> None:

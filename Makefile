@@ -1,5 +1,6 @@
 # make demo   install what is needed, then run the main job on a real model; STORE=lmcache: over LMCache
 # make test   install what is needed, then lint, types and all tests
+# make soak   half an hour of everything going wrong at once
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -10,7 +11,7 @@ PYTEST_ARGS ?=
 STORE ?= redis
 
 .DEFAULT_GOAL := test
-.PHONY: demo known-store test lint format bench install system clean
+.PHONY: demo known-store test lint format bench soak install system clean
 
 demo: known-store install
 	$(BIN)/spm demo --store $(STORE)
@@ -34,6 +35,10 @@ format: install
 
 bench: install
 	$(BIN)/python benchmarks/resume_ttft.py --quick
+
+# Half an hour of agents while Redis fails in every way; says whether it was survived.
+soak: install
+	$(BIN)/python benchmarks/soak.py --minutes 30 --seed 0
 
 install: system $(VENV)/.project-stamp
 

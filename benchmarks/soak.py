@@ -46,6 +46,8 @@ class SoakOptions:
     common: Options
     minutes: float
     agents: int
+    directory: Path
+    """For logs and all that was generated."""
 
     @classmethod
     def parse(cls) -> "SoakOptions":
@@ -55,10 +57,12 @@ class SoakOptions:
         parser.add_argument("--quick", action="store_true", help="under four minutes in all")
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--agents", type=int, default=_AGENTS)
-        parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+        parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
         args = parser.parse_args()
         minutes = args.minutes or (_QUICK_MINUTES if args.quick else _MINUTES)
-        return cls(Options(args.quick, args.seed, args.json), minutes, args.agents)
+        directory = Path(tempfile.mkdtemp(prefix="soak-"))
+        json_path = args.json or directory / "soak.json"
+        return cls(Options(args.quick, args.seed, json_path), minutes, args.agents, directory)
 
 
 def add_outcome(report: Report, outcome: Outcome) -> None:
@@ -114,9 +118,8 @@ def main() -> int:
     """Run and report."""
     options = SoakOptions.parse()
     report = Report("soak", options.common, 1)
-    directory = Path(tempfile.mkdtemp(prefix="soak-"))
-    print(f"logs and everything generated: {directory}", flush=True)
-    run = Run(options.common.seed, 60 * options.minutes, options.agents, directory)
+    print(f"logs and everything generated: {options.directory}", flush=True)
+    run = Run(options.common.seed, 60 * options.minutes, options.agents, options.directory)
     outcome = asyncio.run(run.execute())
     add_outcome(report, outcome)
     print("\nmemory by process:")
@@ -124,6 +127,7 @@ def main() -> int:
     shown = problems(outcome)
     print("\n".join(shown[:_SHOWN]))
     report.finish()
+    print(f"\nresult: {options.common.json_path}")
     failed = failures(report.counts)
     print("\nFAILED: " + "; ".join(failed) if failed else "\nsurvived")
     return 1 if failed else 0

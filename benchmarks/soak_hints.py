@@ -80,7 +80,9 @@ def management_call(rng: random.Random, session: str, others: Sequence[str]) -> 
         return ManagementCall("GET", "/v1/spm/status")
     if what < 0.94:
         return ManagementCall("DELETE", f"{path}?tree={rng.choice(['true', 'false'])}")
-    bad = rng.choice([{}, {"edits": 7}, {"edits": [{"type": "explode"}]}, {"state": "?"}])
+    bad: dict[str, Any] = rng.choice(
+        [{}, {"edits": 7}, {"edits": [{"type": "explode"}]}, {"state": "?"}]
+    )
     return ManagementCall("POST", f"{path}/edits", bad, frozenset({400}))
 
 

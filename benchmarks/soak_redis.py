@@ -108,7 +108,7 @@ class SoakRedis:
             length = client.strlen(key)
             if length:  # it may have been evicted meanwhile
                 at = self._rng.randrange(length)
-                old = client.getrange(key, at, at)
+                old: bytes = client.getrange(key, at, at)  # type: ignore[assignment]
                 client.setrange(key, at, bytes([(old or b"\0")[0] ^ self._rng.randint(1, 255)]))
 
     def _signal(self, number: int) -> None:

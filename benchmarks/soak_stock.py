@@ -96,14 +96,27 @@ def _at(answer: Any, token: int, position: int) -> tuple[float, float]:  # noqa:
     return entries[token].logprob, max(one.logprob for one in entries.values())
 
 
+def read_judged(
+    chains_path: Path, said_path: Path
+) -> tuple[float, Iterator[tuple[Chain, list[StockToken]]]]:
+    """By how much stock vLLM differs from itself, and every chain with what it says there."""
+    lines = said_path.open()
+    own: float = json.loads(next(lines))["own_difference"]
+
+    def judged() -> Iterator[tuple[Chain, list[StockToken]]]:
+        with lines:
+            for chain, line in zip(read_chains(chains_path), lines, strict=True):
+                yield chain, [StockToken(*pair) for pair in json.loads(line)]
+
+    return own, judged()
+
+
 def read_verdict(chains_path: Path, said_path: Path) -> Verdict:
     """Judge every chain by what the process wrote about it."""
-    with said_path.open() as file:
-        own = json.loads(next(file))["own_difference"]
-        verdict = Verdict(tolerance_of([own]), own)
-        lines = (json.loads(line) for line in file)
-        for chain, said in zip(read_chains(chains_path), lines, strict=True):
-            verdict.add(chain, [StockToken(*pair) for pair in said])
+    own, judged = read_judged(chains_path, said_path)
+    verdict = Verdict(tolerance_of([own]), own)
+    for chain, said in judged:
+        verdict.add(chain, said)
     return verdict
 
 

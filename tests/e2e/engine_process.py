@@ -104,6 +104,12 @@ class EngineProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process with the scheduler in it."""
+        assert self._process.pid is not None
+        return int(self._process.pid)
+
     def generate(
         self,
         prompts: list[list[int]],
@@ -200,6 +206,12 @@ class EngineProcess:
                 self._process.join(30)
                 if self._process.is_alive():
                     self._process.kill()
+        self._pipe.close()
+
+    def kill(self) -> None:
+        """As a crash: nothing in it gets to run any more."""
+        self._process.kill()
+        self._process.join()
         self._pipe.close()
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401

@@ -4,6 +4,7 @@ import contextlib
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from enum import Enum
 
 
@@ -26,6 +27,8 @@ class Relay:
         self._lock = threading.Lock()
         self._mode = Wire.FLOW
         self._allowance_bytes = 0
+        self._written_left = -1
+        self._at_write: Callable[[], None] | None = None
         self._open: list[socket.socket] = []
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
@@ -42,6 +45,12 @@ class Relay:
             self._allowance_bytes = after_bytes
         if mode is Wire.FLOW:  # what was frozen is stale: start again with new connections
             self._hang_up()
+
+    def at_write(self, after_bytes: int, act: Callable[[], None]) -> None:
+        """``act`` when so many more bytes have gone to the server; no byte goes there after."""
+        with self._lock:
+            self._written_left = after_bytes
+            self._at_write = act
 
     def __enter__(self) -> "Relay":
         return self
@@ -93,9 +102,20 @@ class Relay:
                                 continue
                             data = data[:passed] if passed == len(data) else b""
                         else:
-                            sink.sendall(data)
+                            sink.sendall(data[: self._admit_write(len(data))])
                         if not data:
                             return
+
+    def _admit_write(self, size: int) -> int:
+        """How many of ``size`` bytes from the client may pass."""
+        with self._lock:
+            if self._at_write is None:
+                return size
+            passed = min(size, self._written_left)
+            self._written_left -= passed
+            if passed < size:
+                self._at_write()
+            return passed
 
     def _admit(self, size: int) -> int:
         """How many of ``size`` bytes from the server may pass."""

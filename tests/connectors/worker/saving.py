@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from connectors.stores.base import ReadRequest, StoreKey
 from connectors.stores.tiered import TieredStore
@@ -75,8 +76,10 @@ class Listener(SaveListener):
 class Bench(Parts):
     """A saver over its parts; block ``i + 1`` holds payload ``i``."""
 
-    def __init__(self, *, host: bool = True, remote: bool = True) -> None:
-        super().__init__(CONFIG)
+    def __init__(
+        self, *, host: bool = True, remote: bool = True, stop_deadline_s: float = PATIENCE_S
+    ) -> None:
+        super().__init__(replace(CONFIG, stop_deadline_s=stop_deadline_s))
         self.stores = TieredStore(
             self.host if host else None,
             self.remote if remote else None,

@@ -203,6 +203,17 @@ def test_closing_writes_what_was_copied(saving: Bench) -> None:
     saving.saver.close()
 
 
+def test_closing_leaves_a_write_that_hangs_behind() -> None:
+    bench = Bench(stop_deadline_s=0.01)
+    bench.remote.gate.clear()
+    bench.save(0)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.saver.close()
+    assert bench.listener.done == []
+    bench.remote.gate.set()
+    bench.answered(0)
+
+
 def test_a_batch_to_the_remote_is_bounded(saving: Bench) -> None:
     saving.save(*range(5))
     saving.answered(*range(5))

@@ -29,12 +29,15 @@ class LoadEstimate:
     def note(self, size_bytes: int, seconds: float) -> None:
         """Batches of one load arrived; ``seconds`` summed over them. Sizes and times that are
         not positive and finite say nothing."""
+        self._note(size_bytes, seconds, _SLOWER_BY)
+
+    def _note(self, size_bytes: int, seconds: float, slower_by: float) -> None:
         if size_bytes <= 0 or not 0.0 < seconds < math.inf:
             return
         batches = self.batches(size_bytes)
         batch_bytes = size_bytes / batches
         off_s = seconds / batches - self._fixed_s - self._s_per_byte * batch_bytes
-        step_s = off_s * _SLOWER_BY if self._known and off_s > 0 else off_s
+        step_s = off_s * slower_by if self._known and off_s > 0 else off_s
         share = min(1.0, batch_bytes / self._batch_bytes)
         self._fixed_s += step_s * (1.0 - share)
         self._s_per_byte += step_s * share / batch_bytes
@@ -45,11 +48,11 @@ class LoadEstimate:
         self._known = True
 
     def note_at_least(self, size_bytes: int, seconds: float) -> None:
-        """So much had not arrived after this time, by the clock on the wall."""
+        """So much takes at least this time, by the clock on the wall: believed at once."""
         batches = self.batches(size_bytes)
         known_s = self.seconds_for(size_bytes, batches)
         if known_s is None or known_s < seconds:
-            self.note(size_bytes, seconds * min(self._threads, batches))
+            self._note(size_bytes, seconds * min(self._threads, batches), 1.0)
 
     def seconds_for(self, size_bytes: int, batches: int) -> float | None:
         """Until so much in so many batches has arrived; None: nothing was measured yet."""

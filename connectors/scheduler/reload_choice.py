@@ -140,7 +140,9 @@ class ReloadChoice:
         load = self._loading.get(result.job_id)
         late = LoadFailure.DEADLINE in result.failed.values()
         if late and load is not None and load.size_bytes:
-            estimate.note_at_least(load.ahead_bytes + load.size_bytes, load.patience_s)
+            # Nobody knows how much longer it would have taken: as long again, say. Less would
+            # mean that the next such load looks just worth it.
+            estimate.note_at_least(load.ahead_bytes + load.size_bytes, 2 * load.patience_s)
         self._look_again()
 
     def looked_up(self, seconds: float) -> None:

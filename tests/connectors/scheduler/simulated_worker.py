@@ -20,6 +20,7 @@ from connectors.metadata import (
     WorkerReport,
 )
 from connectors.worker.half import WorkerHalf
+from spm.breaker import BreakerState
 from spm.keys import KeySpace, Rank, StoreKey
 from spm.residency import Tier
 from tests.connectors.scheduler.vllm_parts import VOCAB, Attention, block_hash_of
@@ -51,6 +52,11 @@ class Conditions:
     keeps_host: bool = False
     """Workers have a host tier in front of the remote store."""
     documents: dict[StoreKey, bytes] = field(default_factory=dict)
+    step_s: float = 0.0
+    """How long a step takes: loads are measured by it and given up in time. 0: they are not."""
+    value_bytes: int = 1 << 13
+    breaker: BreakerState = BreakerState.CLOSED
+    """The workers'; while it is not closed every load from the remote store fails at once."""
 
 
 @dataclass
@@ -58,6 +64,8 @@ class _Transfer:
     command: LoadCommand
     key_space: KeySpace
     steps_left: int
+    steps: int = 0
+    """Those it has taken."""
 
 
 @dataclass
@@ -93,6 +101,7 @@ class SimulatedWorkerHalf(WorkerHalf):
         self._cancelled: set[int] = set()
         self._outbox = RankReport(rank, b"")
         self._results: list[LoadResult] = []
+        self._told_open = False
         self._used: KeySpace | None = None
         """Key space of the last step."""
 
@@ -140,12 +149,11 @@ class SimulatedWorkerHalf(WorkerHalf):
 
     def collect_loads(self) -> list[LoadResult]:
         self._end_saves()
-        ended = [
-            t for t in self._transfers if not t.steps_left or t.command.job_id in self._cancelled
-        ]
+        ended = [t for t in self._transfers if self._is_over(t)]
         self._transfers = [t for t in self._transfers if t not in ended]
         for transfer in self._transfers:
             transfer.steps_left -= 1
+            transfer.steps += 1
         results = [self._load(transfer) for transfer in ended]
         self._results += results
         return results
@@ -153,6 +161,9 @@ class SimulatedWorkerHalf(WorkerHalf):
     def report(self) -> WorkerReport | None:
         outbox, self._outbox = self._outbox, RankReport(self._rank, self._outbox.epoch)
         outbox.loads, self._results = self._results, []
+        if self._conditions.breaker is not BreakerState.CLOSED or self._told_open:
+            outbox.breaker = self._conditions.breaker
+        self._told_open = self._conditions.breaker is not BreakerState.CLOSED
         return None if outbox.is_empty() else WorkerReport([outbox])
 
     def end_step(self) -> None:
@@ -190,8 +201,24 @@ class SimulatedWorkerHalf(WorkerHalf):
         else:
             self._outbox.remote_stored.append(key)
 
+    def _is_over(self, transfer: _Transfer) -> bool:
+        cancelled = transfer.command.job_id in self._cancelled
+        left_alone = self._conditions.breaker is not BreakerState.CLOSED
+        return not transfer.steps_left or cancelled or left_alone or self._is_late(transfer)
+
+    def _is_late(self, transfer: _Transfer) -> bool:
+        waited_s = transfer.steps * self._conditions.step_s
+        return transfer.steps_left > 0 and waited_s >= transfer.command.patience_s
+
+    def _note_speed(self, transfer: _Transfer, result: LoadResult) -> None:
+        size_bytes = len(result.remote_keys) * self._conditions.value_bytes
+        seconds = (transfer.steps + 1) * self._conditions.step_s
+        if size_bytes and seconds:
+            result.speeds[Tier.REMOTE] = (size_bytes, seconds)
+
     def _load(self, transfer: _Transfer) -> LoadResult:
         command = transfer.command
+        late = self._is_late(transfer)
         result = LoadResult(command.job_id, command.request_id)
         cancelled = command.job_id in self._cancelled
         self._cancelled.discard(command.job_id)
@@ -201,6 +228,10 @@ class SimulatedWorkerHalf(WorkerHalf):
             in_host = self.host.get(name)
             content = in_host or self._conditions.values.get(name)
             why = LoadFailure.CANCELLED if cancelled else self._fails(move.key, name)
+            if why is None and late:
+                why = LoadFailure.DEADLINE
+            if why is None and self._conditions.breaker is not BreakerState.CLOSED and not in_host:
+                why = LoadFailure.STORE
             if why is None and result.failed:
                 why = LoadFailure.SKIPPED
             elif why is None and content is None:
@@ -219,6 +250,7 @@ class SimulatedWorkerHalf(WorkerHalf):
                 if move.block_id != NO_BLOCK_ID:
                     self.slots[move.block_id, 0] = (-1, ())  # half written
                     result.failed_block_ids.append(move.block_id)
+        self._note_speed(transfer, result)
         return result
 
     def _fails(self, key: BlockKey, name: StoreKey) -> LoadFailure | None:

@@ -92,10 +92,10 @@ class Server:
 
 
 class Site:
-    def __init__(self) -> None:
+    def __init__(self, backoff_s: float = 60.0) -> None:
         self.server = Server()
         self.counters = Counters()
-        self.breaker = CircuitBreaker(failures=2, backoff_s=60.0, backoff_cap_s=60.0)
+        self.breaker = CircuitBreaker(failures=2, backoff_s=backoff_s, backoff_cap_s=60.0)
         self.worker = ControlWorker(
             cast(LMCacheControl, self.server),
             self.breaker,
@@ -207,6 +207,20 @@ def test_while_the_server_is_left_alone_prefetches_fail_at_once(site: Site) -> N
 
     assert "does not answer" in site.ended(7).detail
     assert site.server.calls == calls
+
+
+def test_a_server_that_is_back_is_found_by_a_probe_of_our_own() -> None:
+    """Catches a breaker that waits for somebody to ask, while everybody is refused."""
+    site = Site(backoff_s=0.01)
+    site.until(lambda: site.worker.server is not None, "a status")
+    site.server.failure = StoreUnavailableError("down")
+    for number in range(2):
+        site.worker.warm(number, request_of(), soon())
+        site.ended(number)
+    site.server.failure = None
+
+    site.until(lambda: site.worker.breaker_state is BreakerState.CLOSED, "a probe")
+    site.worker.close()
 
 
 def test_nobody_hears_of_a_forgotten_prefetch(site: Site) -> None:

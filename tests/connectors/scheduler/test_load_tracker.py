@@ -11,6 +11,7 @@ from connectors.metadata import LoadCommand, LoadFailure, LoadResult
 from connectors.scheduler.hit_planner import Hit
 from connectors.scheduler.load_tracker import LoadTracker
 from connectors.scheduler.records import RequestRecord
+from connectors.scheduler.reload_choice import ReloadChoice
 from connectors.scheduler.transfer_queue import TransferQueue
 from spm.config import SpmConfig
 from spm.errors import IntegrityError
@@ -224,3 +225,35 @@ def test_a_request_that_waits_for_nobody_is_noticed() -> None:
     rig.record.job_id = None
     rig.start(0, 8, 8)
     rig.tracker.check_integrity(rig.records)
+
+
+class _Choice(ReloadChoice):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+
+    def started(self, job_id: int, size_bytes: int, num_tokens: int) -> None:
+        self.told.append(("started", size_bytes, num_tokens))
+
+    def ended(self, job_id: int) -> None:
+        self.told.append(("ended", 0, 0))
+
+    def patience_of(self, job_id: int) -> float:
+        return 1.5
+
+
+def test_a_load_has_the_patience_it_is_worth_and_counts_what_comes_from_afar() -> None:
+    rig, choice = Rig(), _Choice()
+    queue = TransferQueue(SpmConfig(), FakeClock())
+    queue.set_value_bytes({rig.geometry.groups[0].group: 100})
+    rig.tracker = LoadTracker(
+        rig.geometry, rig.manager, queue, 1, rig.counters, itertools.count(1), choice=choice
+    )
+    rig.manager.handle(HostChanged(Rank(0), {rig.keys()[0]: True}))
+    rig.manager.handle(BlocksConfirmed(rig.keys()[1:4]))
+    command = rig.start(0, 16, 16)
+    assert command.patience_s == 1.5
+    assert choice.told == [("started", 300, 16)]
+    rig.report(command.job_id)
+    assert choice.told[1:] == [("ended", 0, 0)]

@@ -96,9 +96,9 @@ def running_redis(*options: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def running_cluster() -> Iterator[RedisServer]:
+def running_cluster(*options: str) -> Iterator[RedisServer]:
     """A cluster of one node that serves every slot."""
-    with running_redis("--cluster-enabled", "yes") as server:
+    with running_redis("--cluster-enabled", "yes", *options) as server:
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             give_up_s = time.monotonic() + 10.0

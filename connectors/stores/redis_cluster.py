@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
@@ -44,6 +45,7 @@ class ClusterServers:
         """``url``: ``redis://`` or ``rediss://`` naming one node. Raises ConfigError."""
         self._place = redacted_url(url)
         self._options = options_of(url, password)
+        self._url = url if password is None else _nameless(url)
         if "path" in self._options or self._options.pop("db", 0):
             raise ConfigError(f"{self._place}: a cluster has neither a socket path nor databases")
         self._connect_timeout_s = connect_timeout_s
@@ -132,8 +134,9 @@ class ClusterServers:
         if wait_s <= 0:
             raise StoreTimeoutError(f"{self._place}: no time left to connect")
         cluster = RedisCluster(
-            **self._topology_options(),
-            startup_nodes=[*map(_same_place, known), self._configured_node()],
+            url=self._url,
+            startup_nodes=[_same_place(node) for node in known],
+            credential_provider=self._options.get("credential_provider"),
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             require_full_coverage=False,
@@ -147,14 +150,6 @@ class ClusterServers:
         for name in self._nodes.keys() - present:
             self._nodes.pop(name).close()
 
-    def _configured_node(self) -> ClusterNode:
-        place = self._options.get("host", "localhost"), self._options.get("port", 6379)
-        return ClusterNode(*place)  # type: ignore[no-untyped-call]
-
-    def _topology_options(self) -> dict[str, Any]:
-        """As redis-py makes them of a URL, which would have no place for where a password is."""
-        return {name: self._options[name] for name in self._options.keys() - {"host", "port"}}
-
     def _connect_to(self, name: str, place: dict[str, Any]) -> Connections:
         return Connections(
             {**self._options, **place},
@@ -162,6 +157,14 @@ class ClusterServers:
             connect_timeout_s=self._connect_timeout_s,
             max_connections=self._max_connections,
         )
+
+
+def _nameless(url: str) -> str:
+    """Without the user, whom whoever knows the password names."""
+    parts = urlsplit(url)
+    query = [(name, value) for name, value in parse_qsl(parts.query) if name != "username"]
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=place, query=urlencode(query)))
 
 
 def _same_place(node: ClusterNode) -> ClusterNode:

@@ -5,6 +5,7 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from spm.errors import StoreError, StoreTimeoutError, StoreUnavailableError
 from spm.secret import SecretSource
 from tests.certificates import Authority, authority
 from tests.redis_acl import PASSWORD, USER, add_user, sample_rules
-from tests.redis_server import EXECUTABLE, RedisServer, free_port, running_redis
+from tests.redis_server import EXECUTABLE, RedisServer, free_port, running_cluster, running_redis
 
 needs_redis = pytest.mark.skipif(EXECUTABLE is None, reason="redis-server is not installed")
 
@@ -42,19 +43,26 @@ class TlsRedis:
         return f"rediss://{USER}@{host}:{self.tls_port}/0?{'&'.join(options)}"
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRedis]:
-    directory = tmp_path_factory.mktemp("certificates")
+@contextmanager
+def running_tls(directory: Path, *, cluster: bool = False) -> Iterator[TlsRedis]:
     ours = authority(directory, "ours")
     certificate, key = ours.issue("server", "127.0.0.1")
     port = free_port()
     options = ["--tls-port", str(port), "--tls-auth-clients", "yes"]
     options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
     options += ["--tls-ca-cert-file", str(ours.path)]
-    with running_redis(*options) as server:
+    if cluster:  # else it names its plain port to everybody
+        options += ["--tls-cluster", "yes"]
+    with (running_cluster if cluster else running_redis)(*options) as server:
         with server.client() as client:
             add_user(client, sample_rules())
         yield TlsRedis(server, port, ours, ours.issue("client", "engine"))
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRedis]:
+    with running_tls(tmp_path_factory.mktemp("certificates")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -92,7 +100,34 @@ def refusal(store: RedisStore, caplog: pytest.LogCaptureFixture) -> StoreError:
 def test_values_travel_through_tls_with_a_client_certificate_and_a_password(
     tls: TlsRedis, pool: BufferPool, password: SecretSource
 ) -> None:
-    store = RedisStore(tls.url(), pool, password=password)
+    carry_values(RedisStore(tls.url(), pool, password=password), pool)
+
+
+@needs_redis
+@pytest.mark.parametrize("named", ["in front", "in the query"])
+def test_a_cluster_is_asked_for_its_slots_through_tls_and_with_the_password_too(
+    pool: BufferPool, password: SecretSource, tmp_path: Path, named: str
+) -> None:
+    with running_tls(tmp_path, cluster=True) as server:
+        url = server.url().replace("rediss://", "rediss+cluster://")
+        if named == "in the query":
+            url = url.replace(f"{USER}@", "") + f"&username={USER}"
+        store = RedisStore(url, pool, password=password)
+        carry_values(store, pool)
+        for refused in (
+            server.url(ca=authority(tmp_path, "theirs").path),
+            server.url(client=False),
+        ):
+            other = RedisStore(
+                refused.replace("rediss://", "rediss+cluster://"), pool, password=password
+            )
+            with pytest.raises(StoreUnavailableError):
+                other.contains_many(KEYS, soon())
+            other.close()
+
+
+def carry_values(store: RedisStore, pool: BufferPool) -> None:
+    """There and back."""
     value = pool.acquire(SIZE)
     assert value is not None
     value.view[:] = bytes(range(250)) * (SIZE // 250)

@@ -207,6 +207,11 @@ def test_so_does_one_whose_worker_is_killed(stock: Stock, redis: RedisServer) ->
     _assert_survived(11, stock, redis, spec, _kill_worker)
 
 
+def _compute_and_store(engine: EngineProcess, stock: Stock) -> None:
+    replay(engine, stock.first)
+    engine.settle()
+
+
 def _assert_survived(
     seed: int,
     stock: Stock,
@@ -227,8 +232,7 @@ def _assert_survived(
 
         relay.at_write(at_byte, act)
         with pytest.raises((AssertionError, EOFError, OSError)):
-            replay(engine, stock.first)
-            engine.settle()
+            _compute_and_store(engine, stock)
         assert killed.is_set()
         engine.kill()
     _assert_all_whole(redis)

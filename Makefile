@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 STORE ?= redis
 
 .DEFAULT_GOAL := test
-.PHONY: demo known-store test lint format bench soak install system clean
+.PHONY: demo known-store test lint format bench soak install system clean broken-builds
 
 demo: known-store install
 	$(BIN)/spm demo --store $(STORE)
@@ -39,6 +39,10 @@ bench: install
 # Half an hour of agents while Redis fails in every way; says whether it was survived.
 soak: install
 	$(BIN)/python benchmarks/soak.py --minutes 30 --seed 0
+
+# Does each test see what it is there for? Half an hour. ROWS="F5 F22": only these
+broken-builds: install
+	$(BIN)/python -m tests.broken_builds $(ROWS)
 
 install: system $(VENV)/.project-stamp
 

@@ -17,6 +17,9 @@ from tests.redis_server import RedisServer
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
+@pytest.mark.fault("F8", breaks="the same, and the load is called done")
+@pytest.mark.fault("F14", breaks="a reference to what was read is kept")
+@pytest.mark.fault("F24", breaks="blocks are copied out before the step has computed them")
 def test_two_cache_salts_never_share_a_stored_block(stock: Stock, redis: RedisServer) -> None:
     prompt = stock.first[0].prompt
     with checked_engine(stock.engine(redis.tcp_url, host_bytes=1 << 28)) as engine:
@@ -32,6 +35,7 @@ def test_two_cache_salts_never_share_a_stored_block(stock: Stock, redis: RedisSe
         assert again.token_ids == first.token_ids
 
 
+@pytest.mark.fault("F28", breaks="an adapter is its name and path")
 def test_two_adapters_never_share_even_behind_one_name_and_path(
     stock: Stock, redis: RedisServer, tmp_path: Path
 ) -> None:

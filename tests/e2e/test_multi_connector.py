@@ -94,6 +94,11 @@ def _loaded(turns: list[Turn]) -> int:
 
 
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours-first", "ours-last"])
+@pytest.mark.fault("F11", breaks="what MultiConnector gives to another child is taken to be ours")
+@pytest.mark.fault(
+    "F25",
+    breaks="blocks that were allocated without external tokens are not accounted for",
+)
 def test_many_sessions_at_once(
     ours_first: bool,
     base: EngineSpec,

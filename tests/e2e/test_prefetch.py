@@ -93,6 +93,8 @@ def place(shared: Place) -> Place:
 
 
 @on(*CASES)
+@pytest.mark.fault("F10", breaks="an idle engine does not step for a prefetch")
+@pytest.mark.fault("F30", breaks="a prefetch that is done is not noticed")
 def test_a_prefetched_session_is_a_gpu_hit_for_every_full_block(place: Place) -> None:
     engine = place.engine
     leave(engine, place.stock, place.traffic)

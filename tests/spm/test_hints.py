@@ -201,6 +201,7 @@ def test_a_malformed_hint_is_logged_by_its_field_only(caplog: pytest.LogCaptureF
 # Tenants
 
 
+@pytest.mark.fault("F34", breaks="a session is its id, whoever's it is")
 def test_a_proven_tenant_owns_the_session_and_its_parent() -> None:
     params = {"spm_tenant": {"id": TENANT, "proof": tenant_proof(SECRET, TENANT)}}
     assert read("s", params) == RequestHint(ref("s", TENANT))

@@ -42,6 +42,7 @@ def test_a_host_block_counts_only_when_every_rank_has_it(index: ResidencyIndex) 
     assert index.num_host_keys == 1
 
 
+@pytest.mark.fault("F17", breaks="a save has ended when one rank's has")
 def test_a_remote_block_counts_once_all_ranks_stored_it(index: ResidencyIndex) -> None:
     index.note_remote_stored(R0, [A])
     index.note_remote_stored(R0, [A])

@@ -138,6 +138,7 @@ def started_s(engine: Engine) -> float:
 
 @every_model
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.fault("F1", breaks="the record of a request that was aborted stays")
 def test_an_abort_at_any_stage_leaves_nothing_behind(build: Build, stage: str) -> None:
     engine = build(
         conditions=Conditions(load_steps=lambda: 4, save_steps=lambda: 6), step_tokens=16

@@ -320,6 +320,7 @@ def test_a_store_that_is_back_is_asked_and_loaded_from() -> None:
 # --- a store that is slow ---------------------------------------------------------------
 
 
+@pytest.mark.fault("F7", breaks="what is computed faster than loaded is loaded all the same")
 def test_what_is_computed_faster_than_loaded_is_not_loaded() -> None:
     """Catches a time to first token that is worse with the store than without."""
     rig = Rig(computes=True)

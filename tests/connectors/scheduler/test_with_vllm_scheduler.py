@@ -46,6 +46,7 @@ def test_what_one_turn_computed_the_next_turn_loads(build: Build, tier: Tier) ->
 
 
 @every_model
+@pytest.mark.fault("F29", breaks="what is in the GPU pool is fetched again")
 def test_only_what_the_gpu_lacks_is_loaded(build: Build) -> None:
     engine = build()
     store_prompt(engine)
@@ -75,6 +76,7 @@ def test_answers_may_come_many_steps_late(build: Build) -> None:
 
 
 @every_model
+@pytest.mark.fault("F7", breaks="a lookup is waited for as long as it takes")
 def test_a_lookup_without_an_answer_costs_its_deadline_and_no_more(build: Build) -> None:
     engine = build()
     engine.lookups.steps = None
@@ -166,6 +168,7 @@ def test_another_engine_on_the_same_store_loads_after_asking(build: Build) -> No
 
 
 @every_model
+@pytest.mark.fault("F17", breaks="a block is there when one rank has it")
 def test_what_one_rank_lost_is_absent_for_all(build: Build) -> None:
     conditions = Conditions()
     store_prompt(build(conditions=conditions, world_size=2))
@@ -179,6 +182,7 @@ def test_what_one_rank_lost_is_absent_for_all(build: Build) -> None:
 
 
 @every_model
+@pytest.mark.fault("F34", breaks="answers from before a reset are believed after it")
 def test_an_answer_from_before_a_reset_says_nothing_after_it(build: Build) -> None:
     engine = build()
     store_prompt(engine)

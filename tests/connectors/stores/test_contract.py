@@ -162,6 +162,7 @@ def test_more_than_a_read_window_comes_back_in_order(store: KVStore, pool: Buffe
     ]
 
 
+@pytest.mark.fault("F18", breaks="a batch closes up over what is missing")
 def test_holes_never_shift_positions(store: KVStore, pool: BufferPool) -> None:
     put(store, pool, (key("h1"), 5000, 1), (key("h3"), 5000, 3))
     found = read(store, *((key(f"h{at}"), 5000) for at in range(5)))

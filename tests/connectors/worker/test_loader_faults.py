@@ -21,6 +21,7 @@ SIX = range(6)
 
 @pytest.mark.parametrize("position", SIX)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.fault("F18", breaks="a load goes on behind a hole")
 def test_one_bad_value_costs_itself_and_what_follows_it(
     make: Callable[..., Bench], fault: str, position: int
 ) -> None:

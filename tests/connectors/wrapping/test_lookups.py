@@ -27,6 +27,7 @@ def ends_told(site: Site) -> set[int]:
     return set(Counter(site.memory.ended).values())
 
 
+@pytest.mark.fault("F26", breaks="a question to another connector's lookup is never ended")
 def test_a_stand_in_is_asked_and_ended_once_on_every_rank(build: Build) -> None:
     site = with_session(build, world_size=2)
     site.memory.lookup_steps = lambda: 3
@@ -114,6 +115,7 @@ def test_only_a_few_are_asked_at_once(build: Build) -> None:
     assert {site.result(one)["status"] for one in operations} == {"ok"}
 
 
+@pytest.mark.fault("F26", breaks="it is ended twice")
 def test_a_stand_in_ends_once_whoever_ends_it(build: Build) -> None:
     site = with_session(build)
     chain = site.half._chains.get(ref_of("s"))

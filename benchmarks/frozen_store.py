@@ -100,6 +100,10 @@ async def _thaw(redis: SoakRedis, server: Server, spm: AsyncSpmClient, rng: rand
     return time.monotonic() - started_s
 
 
+def _prompts(rng: random.Random) -> list[list[int]]:
+    return [random_prompt(rng, rng.randint(*_PROMPT_TOKENS)) for _ in range(_PER_ROUND)]
+
+
 async def _round(server: Server, prompts: Sequence[list[int]]) -> list[float]:
     """Some clients that send one request after the other."""
 
@@ -132,8 +136,10 @@ async def _measure(report: Report, directory: Path) -> dict[str, Rounds]:
         servers = await start_servers(stack, specs, rng)
         spm = await stack.enter_async_context(AsyncSpmClient(servers[OURS].url))
         report.counts["requests_until_open"] = await _freeze(redis, servers[OURS], spm, rng)
+        for server in servers.values():  # warm up: these are not counted
+            await _round(server, _prompts(rng))
         for number in range(1, report.repeats + 1):
-            prompts = [random_prompt(rng, rng.randint(*_PROMPT_TOKENS)) for _ in range(_PER_ROUND)]
+            prompts = _prompts(rng)
             for name in rng.sample(list(specs), len(specs)):
                 times[name].append(await _round(servers[name], prompts))
             state = await _breaker(spm)

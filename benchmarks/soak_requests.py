@@ -11,7 +11,7 @@ import aiohttp
 
 from spm.demo.server import SERVED_NAME
 
-REQUEST_TIMEOUT_S = 90.0
+REQUEST_TIMEOUT_S = 150.0
 """A request that takes longer has been forgotten by somebody."""
 _DATA = b"data: "
 _DONE = b"[DONE]"

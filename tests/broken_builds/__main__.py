@@ -43,7 +43,8 @@ def _is_caught(tree: CopiedTree, one: Break) -> bool:
     seconds = time.monotonic() - started_s
     test = one.test.rpartition("/")[2]
     print(
-        f"{one.row:4} {'noticed' if caught else 'MISSED ':8} {seconds:5.0f} s  {one.what}  [{test}]",
+        f"{one.row:4} {'noticed' if caught else 'MISSED ':8} {seconds:5.0f} s  "
+        f"{one.what}  [{test}]",
         flush=True,
     )
     return caught

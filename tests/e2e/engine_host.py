@@ -20,6 +20,7 @@ from spm.hints import DEFAULT_TENANT
 from tests.e2e.engine_insight import (
     Warnings,
     half_of,
+    lose_kv,
     our_connector,
     stored_names,
     worker_integrity,
@@ -183,6 +184,14 @@ class EngineHost:
 
     def drop_gpu_cache(self, reset_connector: bool) -> bool:
         return bool(self._core.reset_prefix_cache(False, reset_connector))
+
+    def sleep(self, level: int) -> None:
+        self._core.sleep(level)
+        if level:
+            self._llm.collective_rpc(lose_kv)
+
+    def wake_up(self) -> None:
+        self._core.wake_up()
 
     def check_integrity(self) -> None:
         if self._connector is not None:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -57,6 +58,13 @@ def worker_integrity(_: object) -> None:
 def worker_threads(_: object) -> list[str]:
     """Executed in each worker process by ``collective_rpc``."""
     return [t.name for t in threading.enumerate() if t.name.startswith("spm-")]
+
+
+def lose_kv(worker: Any) -> None:  # noqa: ANN401  (vLLM's)
+    """Executed in each worker process by ``collective_rpc``: what a GPU's pool holds after a
+    sleep is anything, and on a CPU it would still be what it was."""
+    for tensor in worker.model_runner.kv_caches:
+        tensor.fill_(3)
 
 
 class Warnings(logging.Handler):

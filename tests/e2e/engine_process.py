@@ -156,6 +156,14 @@ class EngineProcess:
         """Empty the prefix cache of the GPU pool; other tiers stay unless asked for."""
         return bool(self._call("drop_gpu_cache", reset_connector))
 
+    def sleep(self, level: int) -> None:
+        """vLLM's own; from level 1 the content of the pool is gone, which a CPU only pretends."""
+        self._call("sleep", level)
+
+    def wake_up(self) -> None:
+        """From any level."""
+        self._call("wake_up")
+
     def let_time_pass(self, seconds: float) -> None:
         """Put the connector's clock forward."""
         self._call("let_time_pass", seconds)

@@ -1,11 +1,13 @@
 """Keys of a real request's blocks: as vLLM publishes them, and as we store them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
@@ -28,7 +30,12 @@ def geometry() -> CacheGeometry:
     return CacheGeometry((SMALL, LARGE), HASH_TOKENS, 8)
 
 
-def request(num_tokens: int, lora: LoRARequest | None = None, salt: str | None = None) -> Request:
+def request(
+    num_tokens: int,
+    lora: LoRARequest | None = None,
+    salt: str | None = None,
+    images: Sequence[MultiModalFeatureSpec] = (),
+) -> Request:
     init_none_hash(sha256)
     return Request(
         request_id="r",
@@ -37,8 +44,15 @@ def request(num_tokens: int, lora: LoRARequest | None = None, salt: str | None =
         pooling_params=None,
         lora_request=lora,
         cache_salt=salt,
+        mm_features=list(images),
         block_hasher=get_request_block_hasher(HASH_TOKENS, sha256),
     )
+
+
+def image(identity: str, offset: int, length: int) -> MultiModalFeatureSpec:
+    """In place of prompt tokens that are the same for every image."""
+    place = PlaceholderRange(offset=offset, length=length)
+    return MultiModalFeatureSpec(None, "image", identity, place)
 
 
 @pytest.fixture
@@ -81,6 +95,25 @@ def test_a_cache_salt_gives_other_keys() -> None:
     plain = geometry().keys_of(request(8), SMALL, 0, 2)
     salted = geometry().keys_of(request(8, salt="tenant"), SMALL, 0, 2)
     assert not set(plain) & set(salted)
+
+
+def test_another_image_behind_the_same_tokens_gives_other_keys_from_there_on() -> None:
+    plain, cat, dog, again = (
+        geometry().keys_of(request(24, images=images), SMALL, 0, 6)
+        for images in ([], [image("cat", 6, 4)], [image("dog", 6, 4)], [image("cat", 6, 4)])
+    )
+    assert cat == again
+    assert plain[:1] == cat[:1] == dog[:1]
+    for one, other in ((plain, cat), (cat, dog), (plain, dog)):
+        assert not set(one[1:]) & set(other)
+
+
+def test_two_adapters_of_one_path_have_other_names(adapter: LoRARequest) -> None:
+    renamed = LoRARequest(lora_name="b", lora_int_id=2, lora_path=adapter.lora_path)
+    plain, one, other = (
+        geometry().keys_of(request(24, lora), SMALL, 0, 6) for lora in (None, adapter, renamed)
+    )
+    assert len({*plain, *one, *other}) == 18
 
 
 def test_an_adapters_weights_salt_what_is_stored_not_what_is_published(

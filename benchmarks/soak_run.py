@@ -144,8 +144,8 @@ async def _beside(what: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def _client() -> aiohttp.ClientSession:
-    """Connections that vLLM's server closes are not used again: it waits for 5 s."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+    """A connection a request: one kept alive may be closed by the server just when it is used."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 

@@ -28,12 +28,14 @@ class Tally:
         self.outcomes[answer.outcome] += 1
         if answer.outcome is Outcome.LOST:
             self.lost.append(f"{label}: {answer.problem}")
+            print(f"  lost: {self.lost[-1]}", flush=True)
 
     def note_call(self, what: str, status: int, is_right: bool, said: str) -> None:
         """A management call is over."""
         self.calls[status] += 1
         if not is_right:
             self.failed_calls.append(f"{what}: HTTP {status}: {said[:200]}")
+            print(f"  failed: {self.failed_calls[-1]}", flush=True)
 
     def problems(self) -> list[str]:
         """What has to be looked at, the first of each kind."""

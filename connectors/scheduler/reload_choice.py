@@ -23,6 +23,8 @@ SHORTEST_PATIENCE_S = 0.25
 _NEWEST = 0.5
 """Weight of the newest slower lookup in the estimate."""
 _MAX_DOUBLINGS = 32
+_SILENCE_S = 300.0
+"""That the store is slow is not said again before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,9 @@ class ReloadChoice:
         about it; None: none is skipped now."""
         self._trials = 0
         self._next_trial_s = 0.0
+        self._said = False
+        """Whether the log says that it is slow."""
+        self._silent_until_s = -math.inf
 
     @property
     def skips(self) -> bool:
@@ -86,17 +91,26 @@ class ReloadChoice:
         if load_s is None or compute_s is None or load_s <= compute_s + MARGIN_S:
             return True
         if self._skipped is None:
-            logger.warning(
-                "the remote store is slower than computing: %d tokens in about %.3f s instead "
-                "of %.3f s; such hits are computed until it is faster",
-                num_tokens,
-                load_s,
-                compute_s,
-            )
             self._next_trial_s = self._clock() + self._first_pause_s
             self._trials = 0
+            self._say_slow(num_tokens, load_s, compute_s)
         self._skipped = (size_bytes, num_tokens, asks)
         return False
+
+    def _say_slow(self, num_tokens: int, load_s: float, compute_s: float) -> None:
+        """Where both take about as long the choice changes all the time: said once a while."""
+        now_s = self._clock()
+        if now_s < self._silent_until_s:
+            return
+        self._silent_until_s = now_s + _SILENCE_S
+        self._said = True
+        logger.warning(
+            "the remote store is slower than computing: %d tokens in about %.3f s instead "
+            "of %.3f s; such hits are computed until it is faster",
+            num_tokens,
+            load_s,
+            compute_s,
+        )
 
     def grant_trial(self) -> bool:
         """Whether the hit that is not favoured is to be loaded all the same, to measure."""
@@ -166,7 +180,9 @@ class ReloadChoice:
         load_s, compute_s = self._load_s(size_bytes, asks), self._compute_s(num_tokens)
         if load_s is None or compute_s is None or load_s <= compute_s + MARGIN_S:
             self._skipped = None
-            logger.info("the remote store is fast enough again; it is loaded from")
+            if self._said:
+                self._said = False
+                logger.info("the remote store is fast enough again; it is loaded from")
 
     def _load_s(self, size_bytes: int, asks: bool) -> float | None:
         """Until the slowest rank has it, behind what is loading already."""

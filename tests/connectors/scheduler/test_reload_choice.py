@@ -124,6 +124,19 @@ def test_it_is_logged_once_when_it_begins_and_once_when_it_ends(
     assert "1000 tokens in about 5.000 s instead of 1.000 s" in caplog.records[0].message
 
 
+def test_a_store_about_as_fast_as_computing_does_not_fill_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            site.load(MiB, 5.0)
+            assert not site.favours()
+            site.load(MiB, 0.1)
+            assert site.favours()
+            site.clock.now_s += 1.0
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
 def test_while_it_skips_it_tries_ever_less_often(site: Site) -> None:
     site.load(MiB, 5.0)
     assert not site.favours()

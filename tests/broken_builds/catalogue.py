@@ -65,7 +65,7 @@ BREAKS = (
         "connectors/scheduler/load_tracker.py",
         "self._finish(result.job_id, job, records.get(job.request_id))",
         "self._finish(result.job_id, job, records[job.request_id])",
-        f"{_E2E}/test_request_endings.py::test_a_request_may_be_aborted_at_any_step[False-stock]",
+        f"{_E2E}/test_remote_faults.py::test_a_request_may_go_while_its_load_hangs",
     ),
     Break(
         "F6",
@@ -262,7 +262,7 @@ BREAKS = (
         "connectors/worker/loader.py",
         "            job.cancel()\n            self._ended.put(job_id)",
         "            job.cancel()\n            del self._jobs[job_id]",
-        f"{_E2E}/test_request_endings.py::test_a_request_may_be_aborted_at_any_step[False-stock]",
+        f"{_E2E}/test_remote_faults.py::test_a_request_may_go_while_its_load_hangs",
     ),
     Break(
         "F23",

@@ -36,13 +36,15 @@ class CopiedTree:
         if found != [str(self._path.resolve())]:
             raise RuntimeError(f"the packages would be imported from {found}")
 
-    def passes(self, nodes: Sequence[str], timeout_s: int) -> bool:
+    def failures(self, nodes: Sequence[str], timeout_s: int) -> list[str]:
         """Run these tests. Raises RuntimeError with pytest's words if they could not be run."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         done = self._run([*command, f"--timeout={timeout_s}", *nodes])
         if done.returncode not in (_CAUGHT, _PASSED):
             raise RuntimeError(f"{nodes}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        return done.returncode == _PASSED
+        lines = done.stdout.splitlines()
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        return failed or [""] * (done.returncode != _PASSED)
 
     @contextmanager
     def broken(self, one: Break) -> Iterator[None]:

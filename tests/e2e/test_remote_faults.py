@@ -50,6 +50,19 @@ def test_others_go_on_while_a_load_hangs(stock: Stock, redis: RedisServer) -> No
         relay.set(Wire.FLOW)
 
 
+@pytest.mark.fault("F5", breaks="an answer is looked up among the requests of this step")
+@pytest.mark.fault("F22", breaks="the load of a request that was aborted is not answered")
+def test_a_request_may_go_while_its_load_hangs(stock: Stock, redis: RedisServer) -> None:
+    with Relay(redis.port) as relay, checked_engine(stock.engine(relay.url)) as engine:
+        fill(engine, stock)
+        relay.set(Wire.FREEZE, 4096)
+        engine.abort_after_steps(stock.again[0].prompt, "gone", 50)
+        assert engine.gauges()["spm:loads_in_flight|"] == 1
+        engine.check_integrity()
+        relay.set(Wire.FLOW)
+        resume_until_identical(engine, stock)
+
+
 @pytest.mark.fault("F13", breaks="what a lookup found is taken to be there")
 def test_redis_killed_and_restarted_empty_is_filled_and_used_again(
     stock: Stock, redis: RedisServer

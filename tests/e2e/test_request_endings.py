@@ -15,10 +15,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 _ABORT_AFTER_STEPS = range(9)
 
 
+@pytest.mark.fault("F1", breaks="the record of a request that was aborted stays")
 @pytest.mark.parametrize("model", ["stock", "hybrid_stock"])
 @pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.fault("F5", breaks="an answer is looked up among the requests of this step")
-@pytest.mark.fault("F22", breaks="the load of a request that was aborted is not answered")
 def test_a_request_may_be_aborted_at_any_step(
     async_scheduling: bool, model: str, redis: RedisServer, request: pytest.FixtureRequest
 ) -> None:

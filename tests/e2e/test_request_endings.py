@@ -96,6 +96,7 @@ def test_a_response_says_where_its_prompt_came_from(stock: Stock, redis: RedisSe
         }
 
 
+@pytest.mark.fault("F34", breaks="an engine's values have the same names before and after a reset")
 def test_a_reset_with_the_connector_makes_stored_values_unreachable(
     stock: Stock, redis: RedisServer
 ) -> None:

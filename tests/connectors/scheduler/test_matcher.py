@@ -247,6 +247,7 @@ def test_every_rank_is_asked_for_every_block() -> None:
 
 
 @pytest.mark.parametrize("model", [FULL, HYBRID, UNEVEN])
+@pytest.mark.fault("F29", breaks="what is in the GPU pool is fetched again")
 def test_only_blocks_beyond_the_local_hit_are_asked_for(model: tuple[Attention, ...]) -> None:
     rig = Rig()
     rig.geometry = geometry_of(model)

@@ -46,7 +46,6 @@ def test_what_one_turn_computed_the_next_turn_loads(build: Build, tier: Tier) ->
 
 
 @every_model
-@pytest.mark.fault("F29", breaks="what is in the GPU pool is fetched again")
 def test_only_what_the_gpu_lacks_is_loaded(build: Build) -> None:
     engine = build()
     store_prompt(engine)

@@ -1,10 +1,17 @@
-"""Test workers side by side (``pytest -n``) keep to a core of their own each, engines included."""
+"""For all tests: no test fails because the machine has other things to do."""
 
 import os
 
+from hypothesis import settings
+
+# An example may take as long as it takes: tests do not assert times.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
 
 def pytest_configure() -> None:
-    """Model threads of two engines that share their cores wait for each other all the time."""
+    """Test workers side by side (``pytest -n``) keep to a core of their own each, engines
+    included: model threads of two engines that share their cores wait for each other."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     cores = sorted(os.sched_getaffinity(0))

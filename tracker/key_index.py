@@ -19,6 +19,16 @@ class KeyState(enum.Enum):
     """No session holds it any more; it waits to be collected."""
 
 
+class _Holders(set[SessionRef]):
+    """Two sessions or more that hold a key. It is counted for one of their tenants."""
+
+    __slots__ = ("payer",)
+
+    def __init__(self, first: SessionRef, second: SessionRef) -> None:
+        super().__init__((first, second))
+        self.payer = first.tenant
+
+
 class KeyIndex:
     """At most one reference per session and key, plus the queue of orphans.
 
@@ -29,12 +39,12 @@ class KeyIndex:
 
     def __init__(self) -> None:
         # Most keys have one holder, and a set for each would triple the memory.
-        self._holders: dict[BlockKey, SessionRef | set[SessionRef]] = {}
+        self._holders: dict[BlockKey, SessionRef | _Holders] = {}
         # OrderedDict: taking the oldest stays O(1) when keys leave from the middle as well.
         self._orphans: OrderedDict[BlockKey, None] = OrderedDict()
         self._num_references = 0
         self._by_tenant: dict[TenantId, int] = {}
-        """References by tenant, of those that have any."""
+        """Keys by the tenant each is counted for: that of a session that holds it."""
 
     def __len__(self) -> int:
         """Known keys, orphans included."""
@@ -51,42 +61,50 @@ class KeyIndex:
         if held_by is None:
             self._orphans.pop(key, None)
             self._holders[key] = ref
-        elif isinstance(held_by, set):
+            self._charge(ref.tenant, 1)
+        elif isinstance(held_by, _Holders):
             if ref in held_by:
                 return False
             held_by.add(ref)
         elif held_by == ref:
             return False
         else:
-            self._holders[key] = {held_by, ref}
+            self._holders[key] = _Holders(held_by, ref)
         self._num_references += 1
-        self._by_tenant[ref.tenant] = self._by_tenant.get(ref.tenant, 0) + 1
         return True
 
     def release(self, key: BlockKey, ref: SessionRef) -> bool:
         """Take back ``ref``'s hold; the last one makes an orphan. False when it had none. O(1)."""
         held_by = self._holders.get(key)
-        if isinstance(held_by, set):
+        if isinstance(held_by, _Holders):
             if ref not in held_by:
                 return False
             held_by.remove(ref)
+            if held_by.payer == ref.tenant and all(r.tenant != ref.tenant for r in held_by):
+                held_by.payer = min(other.tenant for other in held_by)
+                self._charge(ref.tenant, -1)
+                self._charge(held_by.payer, 1)
             if len(held_by) == 1:
                 self._holders[key] = held_by.pop()
         elif held_by == ref:
             del self._holders[key]
             self._orphans[key] = None
+            self._charge(ref.tenant, -1)
         else:
             return False
         self._num_references -= 1
-        left = self._by_tenant[ref.tenant] - 1
-        if left:
-            self._by_tenant[ref.tenant] = left
-        else:
-            del self._by_tenant[ref.tenant]
         return True
 
+    def _charge(self, tenant: TenantId, change: int) -> None:
+        count = self._by_tenant.get(tenant, 0) + change
+        if count:
+            self._by_tenant[tenant] = count
+        else:
+            del self._by_tenant[tenant]
+
     def largest_tenant(self, own: TenantId) -> TenantId:
-        """Whose sessions hold the most; ``own`` only if nobody else's hold as much. O(tenants)."""
+        """Whose sessions hold the most keys, a shared one counted once; ``own`` only if nobody
+        else's hold as many. O(tenants)."""
         return max(
             self._by_tenant,
             key=lambda tenant: (self._by_tenant[tenant], tenant != own, tenant),
@@ -107,14 +125,14 @@ class KeyIndex:
         held_by = self._holders.get(key)
         if held_by is None:
             return frozenset()
-        return frozenset(held_by) if isinstance(held_by, set) else frozenset((held_by,))
+        return frozenset(held_by) if isinstance(held_by, _Holders) else frozenset((held_by,))
 
     def state_of(self, key: BlockKey) -> KeyState | None:
         """The state of ``key``; None when it is unknown."""
         held_by = self._holders.get(key)
         if held_by is None:
             return KeyState.ORPHANED if key in self._orphans else None
-        return KeyState.SHARED if isinstance(held_by, set) else KeyState.TRACKED
+        return KeyState.SHARED if isinstance(held_by, _Holders) else KeyState.TRACKED
 
     def check_integrity(self, expected: Mapping[BlockKey, set[SessionRef]]) -> None:
         """Compare with the holders re-derived from the sessions. O(references).
@@ -132,8 +150,13 @@ class KeyIndex:
         if not self._holders.keys().isdisjoint(self._orphans):
             raise IntegrityError("a held key waits as an orphan")
         derived = sum(len(sessions) for sessions in expected.values())
-        by_tenant = Counter(ref.tenant for sessions in expected.values() for ref in sessions)
+        by_tenant: Counter[TenantId] = Counter()
+        for key, held_by in self._holders.items():
+            payer = held_by.payer if isinstance(held_by, _Holders) else held_by.tenant
+            by_tenant[payer] += 1
+            if all(ref.tenant != payer for ref in expected[key]):
+                raise IntegrityError("a key is counted for a tenant that does not hold it")
         if by_tenant != self._by_tenant:
-            raise IntegrityError("the references of a tenant are miscounted")
+            raise IntegrityError("the keys of a tenant are miscounted")
         if derived != self._num_references:
             raise IntegrityError(f"{self._num_references} references counted, {derived} exist")

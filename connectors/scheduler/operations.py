@@ -6,6 +6,7 @@ Scheduler thread only.
 from collections import Counter
 from typing import Any
 
+from connectors.scheduler.transfer_queue import MAX_ASKED_FOR
 from spm import events
 from spm.agent_hint import Edit
 from spm.config import SpmConfig
@@ -14,6 +15,7 @@ from spm.operation import Operation, Status, ended
 from tracker.ids import SessionRef, TenantId
 
 _TOO_MANY = "too many operations go on: try again later"
+_TOO_MANY_BLOCKS_OF_TENANT = "too many blocks of this tenant wait: try again later"
 _TOO_MANY_OF_TENANT = "too many operations of this tenant go on: try again later"
 
 
@@ -24,6 +26,10 @@ class RunningOperations:
         self._manager = manager
         self._limit = config.max_operations
         self._tenant_limit = config.sam.tenant_part(config.max_operations)
+        self._tenant_blocks: int | None = None
+        """Blocks that one tenant's operations may be about; None: tenants are not told apart."""
+        if config.sam.tells_tenants:
+            self._tenant_blocks = config.sam.tenant_part(MAX_ASKED_FOR)
         self._operations: dict[Operation, None] = {}
         self._of_tenant: Counter[TenantId] = Counter()
         self.asleep = False
@@ -38,6 +44,18 @@ class RunningOperations:
         if self._of_tenant[ref.tenant] >= self._tenant_limit:
             return ended(ref, edit, Status.REJECTED, _TOO_MANY_OF_TENANT)
         return None
+
+    def no_room(self, ref: SessionRef, edit: Edit, blocks: int) -> Operation | None:
+        """Why no operation on so many blocks can be begun now: one tenant's would keep others'
+        waiting; None: it can."""
+        if self._tenant_blocks is None:
+            return None
+        waiting = sum(
+            one.blocks - one.done_blocks for one in self._operations if one.ref.tenant == ref.tenant
+        )
+        if waiting + blocks <= self._tenant_blocks:
+            return None
+        return ended(ref, edit, Status.REJECTED, _TOO_MANY_BLOCKS_OF_TENANT)
 
     def begun(self, operation: Operation, operation_id: str) -> Operation:
         """Count it until it ends, and say so."""

@@ -128,6 +128,9 @@ class SessionPooling:
         if not self._is_known(ref):
             return ended(ref, edit, Status.NOT_FOUND, "no such session on this engine")
         blocks, cut = self._blocks.to_keep(ref, edit.blocks), self._beyond(ref, edit)
+        refusal = self.operations.no_room(ref, edit, len(blocks))
+        if refusal is not None:
+            return refusal
         return self.operations.begun(self._offloader.start(ref, edit, blocks, cut), operation_id)
 
     def prefetch(self, ref: SessionRef, edit: Edit, operation_id: str = "") -> Operation:
@@ -156,6 +159,9 @@ class SessionPooling:
         if not blocks:
             detail = cut or "the session has no full block there"
             return ended(ref, edit, Status.NOT_FOUND, detail)
+        refusal = self.operations.no_room(ref, edit, len(blocks))
+        if refusal is not None:
+            return refusal
         if ref in self._salted and edit.target is PrefetchTarget.GPU:
             if not self._has_both_tiers:
                 detail = "blocks computed with an adapter can only be prefetched into a host tier"

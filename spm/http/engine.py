@@ -16,6 +16,9 @@ MAX_UNANSWERED = 1024
 clients keep waiting at once, because a slow step holds all of them: only a stuck engine
 meets it."""
 
+NOBODY = ""
+"""No tenant: has a part of the bound of its own."""
+
 Answer = dict[str, Any]
 logger = logging.getLogger(__name__)
 
@@ -63,17 +66,20 @@ class EngineOperations:
         tenant: str,
         *,
         deadline_s: float | None = None,
+        on_account_of: str | None = None,
         **fields: Any,  # noqa: ANN401
     ) -> list[Answer]:
-        """One answer per engine, at least one.
+        """One answer per engine, at least one. ``on_account_of``: whose part of the bound it
+        takes, if not the tenant's.
 
         Raises :class:`RequestError`: 501 when the engine does not know the operation, 504
         after the deadline (the operation may still happen), 429 above the bound, 503 for other
         trouble.
         """
+        payer = tenant if on_account_of is None else on_account_of
         if (
             len(self._unanswered) >= self._max_unanswered
-            or self._of_tenant[tenant] >= self._max_of_tenant
+            or self._of_tenant[payer] >= self._max_of_tenant
         ):
             raise RequestError(
                 429, "the engine owes too many answers already: try later", status="rejected"
@@ -81,8 +87,8 @@ class EngineOperations:
         request = {"v": WIRE_VERSION, "op": op, "tenant": tenant, **fields}
         call = asyncio.create_task(self._call(request))
         self._unanswered.add(call)
-        self._of_tenant[tenant] += 1
-        call.add_done_callback(lambda call: self._answered(call, tenant))
+        self._of_tenant[payer] += 1
+        call.add_done_callback(lambda call: self._answered(call, payer))
         waited_s = self._deadline_s if deadline_s is None else deadline_s
         done, _ = await asyncio.wait({call}, timeout=waited_s)
         if not done:
@@ -101,11 +107,11 @@ class EngineOperations:
     async def _call(self, request: dict[str, Any]) -> list[Any]:
         return await self._core.call_utility_all_async(UTILITY, request)
 
-    def _answered(self, call: asyncio.Task[list[Any]], tenant: str) -> None:
+    def _answered(self, call: asyncio.Task[list[Any]], payer: str) -> None:
         self._unanswered.discard(call)
-        self._of_tenant[tenant] -= 1
-        if not self._of_tenant[tenant]:
-            del self._of_tenant[tenant]
+        self._of_tenant[payer] -= 1
+        if not self._of_tenant[payer]:
+            del self._of_tenant[payer]
         # Retrieving the exception also of a call nobody waits for keeps asyncio quiet.
         if not call.cancelled() and call.exception() is not None:
             self.failures += 1

@@ -12,7 +12,14 @@ from spm.http.body import read_body
 from spm.http.errors import RequestError
 from spm.http.frontend import Frontend, frontend_of
 from spm.http.ids import operation_id
-from spm.http.rewriting import MANAGE_FIELD, ManageRequest, decide, may_concern_us, may_have_salt
+from spm.http.rewriting import (
+    MANAGE_FIELD,
+    ManageRequest,
+    decide,
+    may_concern_us,
+    may_have_salt,
+    resalted,
+)
 from tracker.ids import TenantId
 
 MAX_BODY_BYTES = 64 << 20
@@ -41,8 +48,11 @@ class AgentHintMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = _endpoint(scope)
         frontend = frontend_of(scope.get("app"))
-        if endpoint is None or not isinstance(frontend, Frontend):
+        if not isinstance(frontend, Frontend):
             await self._app(scope, receive, send)
+            return
+        if endpoint is None:
+            await self._elsewhere(frontend, scope, receive, send)
             return
         try:
             tenant = frontend.tenants.tenant_of(Headers(scope=scope))
@@ -54,6 +64,27 @@ class AgentHintMiddleware:
         except RequestError as error:
             app = error.response()
         await app(scope, receive, send)
+
+    async def _elsewhere(
+        self, frontend: Frontend, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Requests to all other routes are nobody's, and must not name a tenant's salt."""
+        app = self._app
+        if frontend.sam.salts_tenants and _may_be_json(scope):
+            try:
+                receive = await self._without_salts(scope, receive)
+            except RequestError as error:
+                app = error.response()
+        await app(scope, receive, send)
+
+    async def _without_salts(self, scope: Scope, receive: Receive) -> Receive:
+        read = await read_body(receive, self._limit_bytes)
+        if read.too_long:
+            raise RequestError(413, f"a body above {self._limit_bytes} bytes cannot be looked at")
+        body = resalted(read.content) if read.ended and may_have_salt(read.content) else None
+        if body is not None:
+            _set_content_length(scope, len(body))
+        return read.replay(receive, body)
 
     async def _read(
         self, frontend: Frontend, tenant: TenantId, scope: Scope, receive: Receive
@@ -109,6 +140,13 @@ def _endpoint(scope: Scope) -> str | None:
     # vLLM refuses every other type, and a browser's form must not reach a management request.
     media_type = Headers(scope=scope).get("content-type", "").partition(";")[0]
     return path if media_type.strip().lower() == "application/json" else None
+
+
+def _may_be_json(scope: Scope) -> bool:
+    """Whatever its type says: some routes do not look at it. Forms are no JSON."""
+    if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "DELETE", "OPTIONS"):
+        return False
+    return not Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
 
 
 def _route_path(scope: Scope) -> str:

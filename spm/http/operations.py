@@ -5,7 +5,7 @@ from typing import Any
 
 from spm.hints import DEFAULT_TENANT
 from spm.http import merging
-from spm.http.engine import EngineOperations
+from spm.http.engine import NOBODY, EngineOperations
 from tracker.ids import TenantId
 
 Result = dict[str, Any]
@@ -51,4 +51,4 @@ async def get_operation(engine: EngineOperations, tenant: TenantId, operation_id
 
 async def get_status(engine: EngineOperations) -> Result:
     """Counts and speeds of each engine, under ``engines``: of all tenants together."""
-    return merging.merge_engines(await engine.ask("status", DEFAULT_TENANT))
+    return merging.merge_engines(await engine.ask("status", DEFAULT_TENANT, on_account_of=NOBODY))

@@ -90,16 +90,40 @@ def _salted(document: dict[str, Any], tenant: TenantId) -> bool:
     return True
 
 
+def resalted(body: bytes) -> bytes | None:
+    """The body of a request that has no tenant of its own, its salts made the default tenant's
+    wherever they are in it; None: as it came. Nobody can name another tenant's salt so."""
+    document = _json(body)
+    return _bytes(document) if _resalt(document) else None
+
+
+def _resalt(part: Any) -> bool:  # noqa: ANN401
+    """Without recursion: the client chooses the depth."""
+    changed, pending = False, [part]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            changed = _salted(one, DEFAULT_TENANT) or changed
+            pending.extend(one.values())
+        elif isinstance(one, list):
+            pending.extend(one)
+    return changed
+
+
 def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        # As vLLM's web framework reads it: detects UTF-16, and the last of equal keys counts.
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    document = _json(body)
     return document if isinstance(document, dict) else None
 
 
-def _bytes(document: dict[str, Any]) -> bytes:
+def _json(body: bytes) -> Any:  # noqa: ANN401
+    try:
+        # As vLLM's web framework reads it: detects UTF-16, and the last of equal keys counts.
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bytes(document: Any) -> bytes:  # noqa: ANN401
     try:
         # ASCII escapes carry lone surrogates, which UTF-8 cannot.
         return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii")

@@ -45,15 +45,14 @@ class RecordBound:
 
     def first_out(self, current: SessionRef) -> SessionRef | None:
         """Whose records go so that ``current`` has room; it comes last of its tenant. None: no
-        other session of the tenant has any. O(tenants), and asked only when full."""
+        other session has any. O(tenants), and asked only when full."""
         own = current.tenant
-        most = max(
-            self._by_tenant,
-            key=lambda tenant: (self._by_tenant[tenant], tenant != own, tenant),
-            default=own,
-        )
-        found = self._order.oldest(most)
-        return None if found == current else found
+        candidates = [
+            (records, tenant != own, tenant)
+            for tenant, records in self._by_tenant.items()
+            if self._order.oldest(tenant) != current
+        ]
+        return self._order.oldest(max(candidates)[2]) if candidates else None
 
     def check_integrity(self, expected: dict[SessionRef, int]) -> None:
         """Raise :class:`IntegrityError` unless these are the records of all sessions."""

@@ -14,7 +14,7 @@ from tracker.ids import (
     TenantId,
     make_block_key,
 )
-from tracker.key_index import KeyIndex, KeyState
+from tracker.key_index import KeyIndex, KeyState, _Holders
 
 A, B, C = (SessionRef(TenantId("t"), SessionId(name)) for name in "abc")
 
@@ -82,7 +82,13 @@ def lose_a_key(index: KeyIndex) -> None:
 
 
 def keep_a_set_of_one(index: KeyIndex) -> None:
-    index._holders[key("own")] = {A}
+    kept = _Holders(A, B)
+    kept.remove(B)
+    index._holders[key("own")] = kept
+
+
+def count_for_a_stranger(index: KeyIndex) -> None:
+    index._by_tenant = {TenantId("stranger"): 2}
 
 
 def orphan_a_held_key(index: KeyIndex) -> None:
@@ -94,7 +100,15 @@ def count_twice(index: KeyIndex) -> None:
 
 
 @pytest.mark.parametrize(
-    "corrupt", [lose_a_holder, lose_a_key, keep_a_set_of_one, orphan_a_held_key, count_twice]
+    "corrupt",
+    [
+        lose_a_holder,
+        lose_a_key,
+        keep_a_set_of_one,
+        orphan_a_held_key,
+        count_twice,
+        count_for_a_stranger,
+    ],
 )
 def test_check_integrity_sees(corrupt: Callable[[KeyIndex], None]) -> None:
     index = KeyIndex()
@@ -106,3 +120,19 @@ def test_check_integrity_sees(corrupt: Callable[[KeyIndex], None]) -> None:
     corrupt(index)
     with pytest.raises(IntegrityError):
         index.check_integrity(expected)
+
+
+def test_a_shared_key_is_counted_once_for_a_tenant_that_holds_it() -> None:
+    mine = [SessionRef(TenantId("mine"), SessionId(str(n))) for n in range(20)]
+    theirs = SessionRef(TenantId("theirs"), SessionId("x"))
+    index = KeyIndex()
+    for ref in mine:
+        index.hold(key("prefix"), ref)
+    index.hold(key("a"), theirs)
+    index.hold(key("b"), theirs)
+    assert index.largest_tenant(mine[0].tenant) == theirs.tenant, "two keys against one"
+    index.hold(key("prefix"), theirs)
+    for ref in mine:
+        index.release(key("prefix"), ref)
+    index.check_integrity({key(name): {theirs} for name in ("prefix", "a", "b")})
+    assert index._by_tenant == {theirs.tenant: 3}

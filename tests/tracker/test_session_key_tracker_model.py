@@ -36,6 +36,7 @@ class Model:
         self.parents: dict[SessionRef, SessionRef] = {}
         self.orphans: list[BlockKey] = []
         self.forgotten: list[SessionRef] = []
+        self.payers: dict[BlockKey, TenantId] = {}
         self.recent: list[TenantId] = []
         """Tenants by when one of their sessions last came, was used or went."""
 
@@ -51,9 +52,19 @@ class Model:
         counts = Counter(ref.tenant for ref in self.blocks)
         return max(order, key=lambda tenant: counts[tenant])
 
+    def pay(self) -> None:
+        """After each change: every held key is counted for the tenant that took it first, or,
+        when that holds it no more, for the first by name that does."""
+        for key in KEYS:
+            tenants = {ref.tenant for ref in self.holders(key)}
+            if not tenants:
+                self.payers.pop(key, None)
+            elif self.payers.get(key) not in tenants:
+                self.payers[key] = min(tenants)
+
     def heaviest(self, own: TenantId) -> TenantId:
         """Whose sessions hold the most keys."""
-        counts = Counter(ref.tenant for ref, held in self.blocks.items() for _ in {*held.values()})
+        counts = Counter(self.payers.values())
         return max(counts, key=lambda tenant: (counts[tenant], tenant != own, tenant))
 
     def holders(self, key: BlockKey) -> set[SessionRef]:
@@ -102,6 +113,7 @@ class Model:
             key = self.blocks[ref].pop(place)
             if not self.holders(key):
                 self.orphans.append(key)
+            self.pay()
         return len(doomed)
 
     def give_up(self, ref: SessionRef, group: GroupId, start: int, stop: int) -> list[BlockKey]:
@@ -113,6 +125,7 @@ class Model:
                 lost.append(key)
             if not self.holders(key):
                 self.orphans.append(key)
+            self.pay()
         return lost
 
     def place(self, ref: SessionRef, group: GroupId, start: int, keys: list[BlockKey]) -> None:
@@ -124,6 +137,7 @@ class Model:
         # What lost its last place, by the first place it had: tail first.
         lost = [key for _, key in sorted(old.items()) if not self.holders(key)]
         self.orphans += reversed(list(dict.fromkeys(lost)))
+        self.pay()
 
     def enforce(self, ref: SessionRef) -> list[BlockKey]:
         dropped = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spm.http.engine import EngineCore, EngineOperations
+from spm.http.engine import NOBODY, EngineCore, EngineOperations
 from spm.http.errors import RequestError
 from tests.spm.http.fake_engine import FakeEngineClient
 from tests.spm.http.server_under_test import run
@@ -148,8 +148,9 @@ def test_one_tenant_cannot_use_up_the_bound() -> None:
             await engine.ask("status", "flood")
         assert (caught.value.code, caught.value.status) == (429, "rejected")
         other = asyncio.create_task(engine.ask("status", "other"))
+        status = asyncio.create_task(engine.ask("status", "flood", on_account_of=NOBODY))
         client.gate.set()
-        await asyncio.gather(*flood, other)
+        await asyncio.gather(*flood, other, status)
         await engine.ask("status", "flood")
 
     run(scenario)

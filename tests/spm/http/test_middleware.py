@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from spm.config import SamConfig
+from spm.hints import DEFAULT_TENANT
 from spm.http.engine import EngineOperations
 from spm.http.frontend import Frontend, Unavailable, store
 from spm.http.middleware import ENDPOINTS, AgentHintMiddleware
 from spm.http.tenants import RequestTenants
-from spm.tenancy import TenantVerifier
+from spm.tenancy import TenantVerifier, tenant_salt
 from tests.spm.http.fake_engine import FakeEngineClient
 from tests.spm.http.server_under_test import Server, browsing, run, start
+from tracker.ids import TenantId
 
 SECRET = bytes(range(32))
 CHAT = "/v1/chat/completions"
@@ -176,6 +178,31 @@ def test_a_tenants_body_above_the_bound_is_refused() -> None:
     sent = exchange(app, scope_of(app, headers=headers), chunked(b"x" * 100, [50, 10]), limit=25)
     assert sent[0]["status"] == 413
     assert app.body is None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/invocations", "/v1/embeddings"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/plain", b""])
+def test_no_other_route_takes_a_tenants_salt(path: str, kind: bytes) -> None:
+    bobs = tenant_salt(TenantId("bob"), None)
+    body = json.dumps({"requests": [{"cache_salt": bobs, "prompt": "x"}], "cache_salt": bobs})
+    app = Application(frontend(SamConfig(tenant_header="X-Tenant")))
+    scope = scope_of(app, path, headers=[(b"content-type", kind)])
+    assert exchange(app, scope, chunked(body.encode(), [7])) == []
+    assert app.body is not None
+    assert bobs.encode() not in app.body
+    own = tenant_salt(DEFAULT_TENANT, bobs)
+    expected = {"requests": [{"cache_salt": own, "prompt": "x"}], "cache_salt": own}
+    assert json.loads(app.body) == expected
+    assert dict(scope["headers"])[b"content-length"] == b"%d" % len(app.body)
+
+
+def test_other_routes_pass_byte_for_byte_otherwise() -> None:
+    app = Application(frontend(SamConfig(tenant_header="X-Tenant")))
+    body = b'{ "input" : "say \\"cache_salt\\"" }'
+    for kind in (b"application/json", b"multipart/form-data; boundary=x"):
+        scope = scope_of(app, "/v1/embeddings", headers=[(b"content-type", kind)])
+        assert exchange(app, scope, chunked(body)) == []
+        assert app.body == body
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

@@ -114,6 +114,14 @@ def test_over_max_records_a_flood_costs_its_own_tenant() -> None:
     assert rig.claims.num_records == 6
 
 
+def test_over_max_records_ever_larger_tenants_still_displace_each_other() -> None:
+    rig = Rig(64, max_records=6)
+    for number in range(8):
+        rig.after(1)
+        rig.turn(ref_of("s", f"tenant-{number}"), HOUR, *range(2 + number))
+        assert rig.claims.num_records <= max(6, 2 + number)
+
+
 def test_over_max_records_one_session_alone_gives_up_its_oldest_branches() -> None:
     rig = Rig(32, max_records=5)
     branches = [rig.start(1, 10 + n) for n in range(4)]

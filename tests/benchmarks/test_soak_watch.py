@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.soak_leaks import process_leaks
 from benchmarks.soak_watch import Held, Sample, gone, growth_by_process, second_half, take_sample
+from tests.processes import wait_until
 
 MIB = 1 << 20
 
@@ -38,7 +39,8 @@ def test_a_process_group_is_looked_at_with_all_its_processes() -> None:
     finally:
         os.killpg(child.pid, 9)
         child.communicate()
-    assert gone(sample, take_sample(child.pid, 4.0)) == [one.name for one in sample.held.values()]
+    names = [one.name for one in sample.held.values()]
+    wait_until(lambda: gone(sample, take_sample(child.pid, 4.0)) == names, "both to be gone")
 
 
 def test_growth_is_from_half_way_to_the_end_not_from_the_start() -> None:

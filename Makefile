@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 LOCK   := requirements/cpu-dev.lock
 # Extra arguments for pytest, as in: make test PYTEST_ARGS="-m 'not e2e'"
 PYTEST_ARGS ?=
+# Tests side by side, each worker on a core of its own: 6 GiB of memory a worker
+WORKERS ?= 2
 # Where the demo keeps KV: redis or lmcache
 STORE ?= redis
 
@@ -22,7 +24,7 @@ known-store:
 		*) echo "error: STORE=$(STORE): choose redis or lmcache" >&2; exit 2 ;; esac
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .

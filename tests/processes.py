@@ -11,11 +11,11 @@ DEADLINE_S = 20.0
 _POLL_S = 0.02
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = DEADLINE_S) -> None:
     """Poll up to a deadline, then fail naming ``what`` was waited for."""
-    give_up_s = time.monotonic() + DEADLINE_S
+    give_up_s = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"not within {DEADLINE_S:.0f} s: {what}"
+        assert time.monotonic() < give_up_s, f"not within {patience_s:.0f} s: {what}"
         time.sleep(_POLL_S)
 
 

@@ -114,6 +114,8 @@ class LoadResult:
     """Bytes and seconds, from asking to being in place, of the batches that arrived whole
     from one tier. Seconds are summed over batches even if these ran at the same time; a
     value that only had to stay in the host tier is no measure of its speed."""
+    waited_s: float = 0.0
+    """Until the first of its batches had its turn; infinity: none had."""
 
 
 @dataclass(slots=True)

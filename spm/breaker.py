@@ -25,7 +25,9 @@ class CircuitBreaker:
 
     Ordinary calls are never probes: whoever waits for an answer must not be the one who finds
     out that there is none. A prober waits for :meth:`await_probe` (or asks
-    :meth:`begin_probe`), makes a small call and reports it with :meth:`end_probe`.
+    :meth:`begin_probe`), makes a small call and reports it with :meth:`end_probe`. So is it
+    found out whether a store that is suspected, because it was too slow for somebody in a hurry,
+    answers at all; until then calls pass.
 
     The n-th pause before a probe lasts ``backoff_s * 2**n`` seconds, at most
     ``backoff_cap_s``, times a random factor in [0.5, 1) so that many workers do not return at
@@ -62,6 +64,8 @@ class CircuitBreaker:
         self._next_probe_s = math.inf
         self._works_since_s = math.inf
         """First success since it was closed; infinity: there was none."""
+        self._checking = False
+        """A probe was begun while it is closed."""
         self._retired = False
 
     @property
@@ -106,30 +110,49 @@ class CircuitBreaker:
             self._open()
         self._on_open()
 
+    def suspect(self) -> None:
+        """Somebody waited for the store in vain, but not for long enough to tell that it
+        fails: a probe is due now. Changes nothing while it is left alone."""
+        with self._changed:
+            if self._state is BreakerState.CLOSED and not self._checking:
+                self._next_probe_s = min(self._next_probe_s, self._clock())
+                self._changed.notify_all()
+
     # --- the prober ---------------------------------------------------------------------
 
     def begin_probe(self) -> bool:
         """True if a probe is due: the caller makes it, alone, and reports its end."""
         with self._changed:
-            if self._state is not BreakerState.OPEN or self._clock() < self._next_probe_s:
+            if self._state is BreakerState.HALF_OPEN or self._clock() < self._next_probe_s:
                 return False
-            self._state = BreakerState.HALF_OPEN
+            if self._state is BreakerState.OPEN:
+                self._state = BreakerState.HALF_OPEN
+            else:
+                self._checking = True
             self._next_probe_s = math.inf
             return True
 
     def end_probe(self, *, answered: bool) -> None:
         """The probe that was begun has ended."""
         with self._changed:
-            if self._state is not BreakerState.HALF_OPEN:
+            checking, self._checking = self._checking, False
+            opens = checking and not answered and self._state is BreakerState.CLOSED
+            if opens:
+                self._open()
+            elif self._state is not BreakerState.HALF_OPEN:
                 return
-            if not answered:
+            elif not answered:
                 self._state = BreakerState.OPEN
                 self._pause()
                 return
-            self._state = BreakerState.CLOSED
-            self._failures = 0
-            self._works_since_s = math.inf
-        logger.info("%s answers again", self._name)
+            else:
+                self._state = BreakerState.CLOSED
+                self._failures = 0
+                self._works_since_s = math.inf
+        if opens:
+            self._on_open()
+        else:
+            logger.info("%s answers again", self._name)
 
     def await_probe(self) -> bool:
         """Block until a probe is due, then begin it. False: the breaker has been retired."""

@@ -13,7 +13,7 @@ from connectors.scheduler.keeper_state import KeeperState, no_answer
 from connectors.stores.base import KVStore, StoreKey
 from spm.breaker import CircuitBreaker
 from spm.config import SpmConfig
-from spm.errors import StoreError
+from spm.errors import StoreError, StoreRefusedError
 from spm.keys import KeyNames
 from spm.metrics import Metric
 from tracker.ids import BlockKey
@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 BATCH_KEYS = 512
 """Values, or events, in one round trip."""
 _PAUSE_S = 0.5
-"""Background work asks a breaker that is open, or goes on after an error, this often."""
+"""Background work asks a breaker that is open, or goes on after an error or a refusal, this
+often."""
 _LONGEST_WAIT_S = 3600.0
 
 _T = TypeVar("_T")
@@ -243,9 +244,14 @@ class KeeperWorker:
 
     def _call(self, ask: Callable[[float], _T], deadline_s: float) -> _T | None:
         """The store's answer by then, None if it failed; the breaker hears about it. One that
-        comes too late is a failure too: a store that is always late must be left alone."""
+        comes too late is a failure too: a store that is always late must be left alone. One
+        that refuses is there, and lookups share its breaker."""
         try:
             answer = ask(deadline_s)
+        except StoreRefusedError as error:
+            logger.debug("store keeper: %s", error)
+            self._resume_s = self._clock() + _PAUSE_S
+            return None
         except StoreError as error:
             self._breaker.record_failure()
             logger.debug("store keeper: %s", error)

@@ -189,7 +189,10 @@ class HitMatcher:
                 continue
             if record.lookup.number != answer.query.number:
                 continue
+            in_vain = answer.present is None and self._clock() >= record.lookup.deadline_s
             record.lookup, record.lookup_done = None, True
+            if in_vain and self._choice is not None:
+                self._choice.looked_up(self._lookup_deadline_s)
             if answer.present is not None:
                 if self._choice is not None:
                     self._choice.looked_up(answer.answered_s - answer.query.asked_s)

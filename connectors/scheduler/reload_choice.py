@@ -33,8 +33,6 @@ class _Load:
 
     size_bytes: int
     batches: int
-    ahead_bytes: int
-    """Of the loads that were in flight when it began."""
     patience_s: float
 
 
@@ -42,7 +40,8 @@ class ReloadChoice:
     """Estimates from the slowest rank, the loads ahead, and the tokens ahead.
 
     While hits are skipped nothing is measured, so that now and then one request is sent to
-    try (:meth:`grant_trial`); what it measures counts at once.
+    try (:meth:`grant_trial`); what it measures counts at once. One that measures nothing,
+    because nothing of its prompt is stored, is no trial: another is sent soon.
     """
 
     def __init__(
@@ -56,6 +55,7 @@ class ReloadChoice:
         breaker = config.remote.breaker
         self._first_pause_s, self._longest_pause_s = breaker.backoff_s, breaker.backoff_cap_s
         self._longest_load_s = config.load_deadline_s
+        self._longest_lookup_s = config.lookup_deadline_s
         self._batch_bytes, self._threads = config.batch_bytes, config.load_threads
         self._compute_s = compute_s
         self._clock = clock
@@ -68,6 +68,9 @@ class ReloadChoice:
         about it; None: none is skipped now."""
         self._trials = 0
         self._next_trial_s = 0.0
+        self._trial: tuple[int, bool] | None = None
+        """Tokens of the hit that was sent to try and has measured nothing yet, and whether the
+        store was to be asked about it; None: none was."""
         self._said = False
         """Whether the log says that it is slow."""
         self._silent_until_s = -math.inf
@@ -92,7 +95,7 @@ class ReloadChoice:
             return True
         if self._skipped is None:
             self._next_trial_s = self._clock() + self._first_pause_s
-            self._trials = 0
+            self._trials, self._trial = 0, None
             self._say_slow(num_tokens, load_s, compute_s)
         self._skipped = (size_bytes, num_tokens, asks)
         return False
@@ -113,14 +116,25 @@ class ReloadChoice:
         )
 
     def grant_trial(self) -> bool:
-        """Whether the hit that is not favoured is to be loaded all the same, to measure."""
+        """Whether the hit that is not favoured, the last asked about, is to be loaded all the
+        same, to measure."""
         now_s = self._clock()
-        if now_s < self._next_trial_s:
+        if self._skipped is None:
             return False
+        _, num_tokens, asks = self._skipped
+        may_measure_nothing = self._trial is not None and self._trial[1]
+        if now_s < self._next_trial_s and (asks or not may_measure_nothing):
+            return False
+        self._next_trial_s = now_s + min(self._longest_pause_s, self._first_pause_s)
+        self._trial = (num_tokens, asks)
+        return True
+
+    def _end_trial(self) -> None:
+        """It measures, at the cost of waiting: the next one has to wait longer."""
+        self._trial = None
         self._trials = min(self._trials + 1, _MAX_DOUBLINGS)
         pause_s = self._first_pause_s * 2.0**self._trials
-        self._next_trial_s = now_s + min(self._longest_pause_s, pause_s)
-        return True
+        self._next_trial_s = self._clock() + min(self._longest_pause_s, pause_s)
 
     def patience_of(self, job_id: int) -> float:
         """How long this load may take; then computing was the better idea."""
@@ -134,8 +148,12 @@ class ReloadChoice:
         compute_s, patience_s = self._compute_s(num_tokens), self._longest_load_s
         if compute_s is not None:
             patience_s = min(patience_s, max(SHORTEST_PATIENCE_S, compute_s))
+        if size_bytes and self._trial is not None:
+            load_s = self._load_s(size_bytes, asks=False)
+            if self._is_slower(load_s, num_tokens):
+                self._end_trial()
         batches = self._estimate().batches(size_bytes) if size_bytes else 0
-        self._loading[job_id] = _Load(size_bytes, batches, self._ahead_bytes, patience_s)
+        self._loading[job_id] = _Load(size_bytes, batches, patience_s)
         self._ahead_bytes += size_bytes
         self._ahead_batches += batches
 
@@ -155,8 +173,9 @@ class ReloadChoice:
         late = LoadFailure.DEADLINE in result.failed.values()
         if late and load is not None and load.size_bytes:
             # Nobody knows how much longer it would have taken: as long again, say. Less would
-            # mean that the next such load looks just worth it.
-            estimate.note_at_least(load.ahead_bytes + load.size_bytes, 2 * load.patience_s)
+            # mean that the next such load looks just worth it. That it waited for its turn
+            # says nothing.
+            estimate.note_at_least(load.size_bytes, 2 * (load.patience_s - result.waited_s))
         self._look_again()
 
     def looked_up(self, seconds: float) -> None:
@@ -165,6 +184,11 @@ class ReloadChoice:
             return
         slower = seconds > self._lookup_s > 0.0
         self._lookup_s += (_NEWEST if slower else 1.0) * (seconds - self._lookup_s)
+        if self._trial is not None:
+            num_tokens, _ = self._trial
+            late = seconds >= self._longest_lookup_s
+            if late or self._is_slower(self._lookup_s, num_tokens):
+                self._end_trial()
         self._look_again()
 
     def forget(self) -> None:
@@ -177,12 +201,16 @@ class ReloadChoice:
         if self._skipped is None:
             return
         size_bytes, num_tokens, asks = self._skipped
-        load_s, compute_s = self._load_s(size_bytes, asks), self._compute_s(num_tokens)
-        if load_s is None or compute_s is None or load_s <= compute_s + MARGIN_S:
+        if not self._is_slower(self._load_s(size_bytes, asks), num_tokens):
             self._skipped = None
             if self._said:
                 self._said = False
                 logger.info("the remote store is fast enough again; it is loaded from")
+
+    def _is_slower(self, load_s: float | None, num_tokens: int) -> bool:
+        """As far as is known."""
+        compute_s = self._compute_s(num_tokens)
+        return load_s is not None and compute_s is not None and load_s > compute_s + MARGIN_S
 
     def _load_s(self, size_bytes: int, asks: bool) -> float | None:
         """Until the slowest rank has it, behind what is loading already."""

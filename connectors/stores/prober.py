@@ -30,11 +30,10 @@ class StoreProber:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The store belongs to the caller, who closes it after this."""
-        connect_s = config.remote.connect_timeout_s if config.remote is not None else 0.0
         self._store = store
         self._breaker = breaker
         self._nobodys_key = StoreKey(f"{config.namespace}:probe")
-        self._deadline_s = min(config.batch_deadline_s, max(config.lookup_deadline_s, connect_s))
+        self._deadline_s = _deadline_s(config)
         self._counters = counters
         self._clock = clock
         self._thread = threading.Thread(target=self._run, name="spm-probe", daemon=True)
@@ -73,6 +72,15 @@ class StoreProber:
             self._counters.add(Metric.INTERNAL_ERRORS, label="prober")
         finally:
             self._breaker.end_probe(answered=answered)
+
+
+def _deadline_s(config: SpmConfig) -> float:
+    """As long as requests wait for a lookup, and long enough to connect. A store that no
+    request asks is given what its other work is given."""
+    if config.remote is None:
+        return config.batch_deadline_s
+    patience_s = max(config.lookup_deadline_s, config.remote.connect_timeout_s)
+    return min(config.batch_deadline_s, patience_s)
 
 
 def remote_breaker(

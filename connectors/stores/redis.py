@@ -31,9 +31,10 @@ class RedisStore(RedisKeys):
     """Values under their keys, one pipelined round trip a batch and server.
 
     A server's error reply to one key (out of memory, moved, wrong type, not permitted) is a
-    miss or False for that key. A server that cannot be used at all (down, loading, read-only,
-    wrong password) raises ``StoreUnavailableError``. Any thread; at most ``max_connections``
-    calls a server run at once, others wait within their deadline.
+    miss or False for that key. A server that cannot be used at all (down, loading, wrong
+    password) raises ``StoreUnavailableError``, one that is read-only ``StoreRefusedError`` for
+    what it refuses. Any thread; at most ``max_connections`` calls a server run at once, others
+    wait within their deadline.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from connectors.stores.base import (
 from connectors.stores.redis_connections import Route, Servers
 from connectors.stores.redis_memory import MAX_INFO_BYTES, capacity_in, total_capacity
 from connectors.stores.redis_parser import Bulk, SinkParser
-from spm.errors import StoreError, StoreUnavailableError
+from spm.errors import StoreError, StoreRefusedError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 _CAPABILITIES = StoreCapabilities(
@@ -32,7 +32,6 @@ _CAPABILITIES = StoreCapabilities(
     streams=True,
     capacity=True,
 )
-_UNUSABLE_SERVER = (ClusterDownError, ReadOnlyError)
 _NO_CONDITION = "wrong number of arguments for 'expire'"
 """What a Redis before version 7 says to EXPIRE with LT."""
 _MOST_DENIALS_LOGGED = 32
@@ -45,7 +44,8 @@ class RedisKeys(KVStore):
     Presence is decided by EXISTS and TOUCH alone. TOUCH refreshes what LRU and LFU eviction
     look at, EXISTS does not. A server's error reply to one key is no answer for that key, and
     so is a command that our user is not permitted, which is logged once; a server that cannot be
-    used at all raises ``StoreUnavailableError``.
+    used at all raises ``StoreUnavailableError``, and one that is a replica and refuses to change
+    anything ``StoreRefusedError``: the connection is made anew, as another may be the master now.
     """
 
     def __init__(self, servers: Servers, place: str, ttl_s: int | None) -> None:
@@ -224,7 +224,9 @@ class RedisKeys(KVStore):
             self._note_denied(reply)
         elif isinstance(reply, ResponseError):
             self._servers.suspect()
-            if isinstance(reply, _UNUSABLE_SERVER):
+            if isinstance(reply, ReadOnlyError):
+                raise StoreRefusedError(f"{self._place}: {reply}") from reply
+            if isinstance(reply, ClusterDownError):
                 raise StoreUnavailableError(f"{self._place}: {reply}") from reply
             if _NO_CONDITION in str(reply):
                 self._note_old()

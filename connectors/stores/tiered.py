@@ -19,7 +19,7 @@ from connectors.stores.memory import MemoryStore
 from connectors.stores.prober import StoreProber
 from spm.breaker import CircuitBreaker
 from spm.config import SpmConfig
-from spm.errors import StoreError
+from spm.errors import StoreError, StoreRefusedError, StoreTimeoutError
 from spm.metrics import Counters
 
 _T = TypeVar("_T")
@@ -55,8 +55,8 @@ class TieredStore(KVStore):
         self._breaker = breaker
         self._clock = clock
         self._lock = threading.Lock()
-        self._num_reads = 0
-        """Reads of the remote that are under way; with ``_lock`` held."""
+        self._reading_since_s: list[float] = []
+        """Of reads of the remote that are under way; with ``_lock`` held."""
         self._last_value_s = -float("inf")
 
     @property
@@ -86,9 +86,14 @@ class TieredStore(KVStore):
         prober.start()
         return prober
 
-    def is_silent_since(self, instant_s: float) -> bool:
-        """Whether the remote is being read and no read has brought a value since then."""
-        return self._num_reads > 0 and self._last_value_s < instant_s
+    @property
+    def silent_s(self) -> float:
+        """For so long the remote has been read and no read has ended with a value."""
+        with self._lock:
+            if not self._reading_since_s:
+                return 0.0
+            since_s = max(min(self._reading_since_s), self._last_value_s)
+        return self._clock() - since_s
 
     def get_host(self, reads: Sequence[ReadRequest]) -> list[Buffer | None]:
         """Like :meth:`get_many`, from the host tier only: by reference, never blocks, never
@@ -96,9 +101,10 @@ class TieredStore(KVStore):
         return self._host.get_many(reads) if self._host is not None else [None] * len(reads)
 
     def get_many_by_tier(
-        self, reads: Sequence[ReadRequest], deadline_s: float
+        self, reads: Sequence[ReadRequest], deadline_s: float, *, hurried: bool = False
     ) -> list[TierHit | None]:
-        """Like :meth:`get_many`, telling the tiers apart.
+        """Like :meth:`get_many`, telling the tiers apart. ``hurried``: the deadline is sooner
+        than a store may take, so that one which misses it need not have failed.
 
         Values from the remote are unverified and not kept in the host tier; after
         verifying one, :meth:`promote` it.
@@ -109,7 +115,7 @@ class TieredStore(KVStore):
                 hits[at] = TierHit(buffer, Tier.HOST) if buffer is not None else None
         missing = [at for at, hit in enumerate(hits) if hit is None]
         try:
-            found = self._get_remote([reads[at] for at in missing], deadline_s)
+            found = self._get_remote([reads[at] for at in missing], deadline_s, hurried)
         except StoreError:
             if len(missing) == len(reads):
                 raise
@@ -225,22 +231,25 @@ class TieredStore(KVStore):
             if store is not None:
                 store.check_integrity()
 
-    def _get_remote(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
+    def _get_remote(
+        self, reads: Sequence[ReadRequest], deadline_s: float, hurried: bool
+    ) -> list[Buffer | None]:
         absent: list[Buffer | None] = [None] * len(reads)
         return self._ask(
-            reads, absent, lambda remote: self._read(remote, reads, deadline_s), deadline_s
+            reads, absent, lambda remote: self._read(remote, reads, deadline_s), deadline_s, hurried
         )
 
     def _read(
         self, remote: KVStore, reads: Sequence[ReadRequest], deadline_s: float
     ) -> list[Buffer | None]:
+        since_s = self._clock()
         with self._lock:
-            self._num_reads += 1
+            self._reading_since_s.append(since_s)
         try:
             found = remote.get_many(reads, deadline_s)
         finally:
             with self._lock:
-                self._num_reads -= 1
+                self._reading_since_s.remove(since_s)
         if any(buffer is not None for buffer in found):
             self._last_value_s = self._clock()
         return found
@@ -251,24 +260,33 @@ class TieredStore(KVStore):
         otherwise: _T,
         call: Callable[[KVStore], _T],
         deadline_s: float = float("inf"),
+        hurried: bool = False,
     ) -> _T:
         """``call`` the remote if the breaker allows, else ``otherwise``; reports the outcome.
 
         A read that ran into its deadline is a failure even if some values came: a store
-        that is always late must be left alone too.
+        that is always late must be left alone too. A store that refuses is there.
         """
         if self._remote is None or not subjects or not self._breaker.allow():
             return otherwise
         try:
             answer = call(self._remote)
-        except StoreError:
-            self._breaker.record_failure()
+        except StoreRefusedError:
+            raise
+        except StoreError as error:
+            self._failed(hurried=hurried and isinstance(error, StoreTimeoutError))
             raise
         if self._clock() < deadline_s:
             self._breaker.record_success()
         else:
-            self._breaker.record_failure()
+            self._failed(hurried=hurried)
         return answer
+
+    def _failed(self, *, hurried: bool) -> None:
+        if hurried:
+            self._breaker.suspect()
+        else:
+            self._breaker.record_failure()
 
 
 def _either(host: list[bool], ask_remote: Callable[[], Sequence[_T]]) -> list[bool | _T]:

@@ -61,9 +61,10 @@ class BatchReader:
             for move in batch.moves
         ]
         started_s = self._clock()
-        deadline_s = min(job.deadline_s, started_s + self._batch_deadline_s)
+        latest_s = started_s + self._batch_deadline_s
+        deadline_s, hurried = min(job.deadline_s, latest_s), job.deadline_s < latest_s
         try:
-            hits = self._stores.get_many_by_tier(reads, deadline_s)
+            hits = self._stores.get_many_by_tier(reads, deadline_s, hurried=hurried)
         except StoreError as error:
             logger.info("load of %d blocks failed: %s", len(reads), error)
             job.fail(batch.moves, LoadFailure.STORE)

@@ -4,6 +4,7 @@ The lock makes "give up" and "write into the GPU pool" exclusive: once a job is 
 blocks may belong to somebody else, and no late batch may touch them.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -30,6 +31,7 @@ class LoadJob:
         self.started_s = started_s
         self.deadline_s = deadline_s
         self.lock = threading.Lock()
+        self._begun_s = math.inf
         self._batches_left = num_batches
         self._outcome: dict[BlockKey, Tier | LoadFailure] = {}
         self._speeds: dict[Tier, tuple[int, float]] = {}
@@ -45,6 +47,11 @@ class LoadJob:
     def broken(self) -> bool:
         """An earlier block failed: what lies behind it in the prefix is of no use."""
         return self._broken
+
+    def begin(self, now_s: float) -> None:
+        """One of its batches has had its turn. Load threads."""
+        with self.lock:
+            self._begun_s = min(self._begun_s, now_s)
 
     def write(self, deliver: Callable[[], Mapping[BlockKey, Tier]]) -> Mapping[BlockKey, Tier]:
         """Run ``deliver`` unless the job is closed. What it returns, and this too, are the
@@ -90,6 +97,7 @@ class LoadJob:
             self._closed = True
             result = LoadResult(self.command.job_id, self.command.request_id)
             result.speeds = dict(self._speeds)
+            result.waited_s = self._begun_s - self.started_s
             for move in self.command.moves:
                 outcome = self._outcome.get(move.key, reason)
                 if outcome is Tier.HOST:

@@ -107,10 +107,16 @@ class Loader:
 
     def _blame(self, job: LoadJob) -> None:
         """A load took too long. If the store is why, do not let the next one wait too: it is
-        if it has brought nothing to anybody meanwhile. One that is only slow brings some, and
-        is the scheduler half's to judge; a prefetch may only have waited for its turn."""
-        if job.command.work is WorkClass.LOAD and self._stores.is_silent_since(job.started_s):
+        if it has brought nothing to anybody for longer than a round trip may take. If only for
+        longer than this load could wait, a probe finds out whether it answers; how slow it is
+        is the scheduler half's to judge. A prefetch may only have waited for its turn."""
+        if job.command.work is not WorkClass.LOAD:
+            return
+        silent_s = self._stores.silent_s
+        if silent_s >= self._config.batch_deadline_s:
             self._stores.breaker.trip()
+        elif silent_s > 0:
+            self._stores.breaker.suspect()
 
     def _end(self, job_id: int, reason: LoadFailure, results: list[LoadResult]) -> None:
         job = self._jobs.pop(job_id, None)
@@ -154,6 +160,7 @@ class Loader:
 
     def _run(self) -> None:
         while (batch := self._batches.take()) is not None:
+            batch.job.begin(self._clock())
             try:
                 self._reader.load(batch)
             except Exception:  # thread boundary: the load fails, the thread lives on

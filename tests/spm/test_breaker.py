@@ -195,6 +195,50 @@ def test_whoever_waits_for_probes_is_woken_when_it_opens_and_when_it_retires() -
     assert not breaker.await_probe(), "also while a probe would be due"
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_suspect_is_probed_while_calls_go_on(clock: FakeClock, answered: bool) -> None:
+    """Catches a store that is left alone because somebody could not wait for it."""
+    opened: list[float] = []
+    breaker = make(clock, on_open=lambda: opened.append(clock.now_s))
+    breaker.suspect()
+    assert breaker.allow()
+    assert breaker.begin_probe()
+    breaker.suspect()
+    assert not breaker.begin_probe(), "one at a time"
+    assert breaker.allow()
+    breaker.end_probe(answered=answered)
+    assert breaker.allow() == answered
+    assert len(opened) == (not answered)
+    if not answered:
+        assert probe(breaker, clock, answered=True) == BACKOFF_S
+    assert not breaker.begin_probe(), "there is nothing to find out"
+    breaker.suspect()
+    assert breaker.begin_probe(), "another suspicion"
+
+
+def test_an_answer_to_a_suspicion_does_not_close_what_failures_have_opened(
+    clock: FakeClock,
+) -> None:
+    breaker = make(clock)
+    breaker.suspect()
+    assert breaker.begin_probe()
+    fail(breaker)
+    breaker.suspect()
+    breaker.end_probe(answered=True)
+    assert state_of(breaker) == "open"
+    assert probe(breaker, clock, answered=True) == BACKOFF_S
+
+
+def test_a_prober_that_waits_is_woken_by_a_suspicion(clock: FakeClock) -> None:
+    breaker = make(clock)
+    begun: list[bool] = []
+    thread = threading.Thread(target=lambda: begun.append(breaker.await_probe()))
+    thread.start()
+    breaker.suspect()
+    thread.join(PATIENCE_S)
+    assert begun == [True]
+
+
 class Model:
     """What is promised, as naively as possible: a list of what happened."""
 

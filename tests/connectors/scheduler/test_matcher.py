@@ -266,6 +266,18 @@ def test_only_blocks_beyond_the_local_hit_are_asked_for(model: tuple[Attention, 
     assert not local & set(query.keys)
 
 
+def test_an_answer_that_nobody_gave_by_the_deadline_was_waited_for() -> None:
+    """Catches a store that always misses the deadline, and counts as fast because that is
+    told in the very step in which it passes."""
+    rig = Rig(computes=True)
+    assert rig.ask(rig.arrive("r")) == ASK_AGAIN
+    rig.clock.now_s += DEADLINE_S
+    rig.answer(rig.lookups.queries[0], present=None)
+    assert rig.ask(rig.records["r"]) == NOTHING
+    assert not rig.choice.favours_load(BLOCK_BYTES, 1, asks=True)
+    assert rig.choice.favours_load(BLOCK_BYTES, 1, asks=False)
+
+
 # --- a store that is left alone ---------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Loading or computing: by what was measured, told once, and never for ever."""
 
 import logging
+import math
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,60 @@ def test_while_it_skips_it_tries_ever_less_often(site: Site) -> None:
     expected = [0.5, 1.0, 2.0, 4.0, 8.0, 15.0]
     assert pauses[:6] == pytest.approx(expected, abs=0.11)
     assert max(pauses) <= LONGEST_PAUSE_S + 0.11
+
+
+def test_what_measures_nothing_is_no_trial(site: Site) -> None:
+    """Catches prompts that nobody has stored and that use up every trial, for ever."""
+    site.load(MiB, 5.0)
+    for _ in range(20):
+        assert not site.favours(asks=True)
+        site.clock.now_s += FIRST_PAUSE_S
+        assert site.choice.grant_trial()
+        assert not site.choice.grant_trial(), "one at a time"
+        site.choice.looked_up(0.02)
+    site.load(9 * MiB, 5.0)
+    site.clock.now_s += FIRST_PAUSE_S
+    assert not site.favours()
+    assert not site.choice.grant_trial(), "a load that measures was one"
+
+
+def test_a_hit_that_is_known_need_not_wait_for_a_prompt_that_asks(site: Site) -> None:
+    site.load(MiB, 5.0)
+    assert not site.favours(asks=True)
+    site.clock.now_s += FIRST_PAUSE_S
+    assert site.choice.grant_trial()
+    assert not site.favours(asks=True)
+    assert not site.choice.grant_trial()
+    assert not site.favours()
+    assert site.choice.grant_trial()
+    assert not site.favours()
+    assert not site.choice.grant_trial(), "that one measures"
+
+
+@pytest.mark.parametrize("seconds", [1.1, CONFIG.lookup_deadline_s])
+def test_a_question_that_took_too_long_was_a_trial(site: Site, seconds: float) -> None:
+    """Catches a new prompt twice a second that waits for a slow answer."""
+    site.load(MiB, 5.0)
+    assert not site.favours(asks=True)
+    site.clock.now_s += FIRST_PAUSE_S
+    assert site.choice.grant_trial()
+    site.choice.looked_up(seconds)
+    site.clock.now_s += FIRST_PAUSE_S
+    assert not site.favours(asks=True)
+    assert not site.choice.grant_trial()
+
+
+@pytest.mark.parametrize(("waited_s", "favoured"), [(0.0, False), (0.96, True), (math.inf, True)])
+def test_waiting_for_its_turn_says_nothing_of_a_loads_speed(
+    site: Site, waited_s: float, favoured: bool
+) -> None:
+    """Catches a store that counts as slow because one block waited behind prefetches."""
+    site.load(MiB, 0.01)
+    site.choice.started(100, MiB, 1000)
+    late = LoadResult(100, "r", failed={KEY: LoadFailure.DEADLINE}, waited_s=waited_s)
+    site.choice.heard(Rank(0), late)
+    site.choice.ended(100)
+    assert site.favours(MiB, 100) is favoured
 
 
 def test_one_fast_load_is_enough(site: Site) -> None:

@@ -97,6 +97,30 @@ def test_a_store_that_is_fast_again_is_used_again(build: Build) -> None:
     assert loads(engine) == 5
 
 
+@parts("full")
+def test_prompts_that_nobody_stored_do_not_keep_it_from_being_used_again(build: Build) -> None:
+    """Catches trials that are used up by prompts of which there is nothing to load."""
+    engine = engine_beside(build, SLOW_STEPS)
+    turn(engine, "first")
+    turn(engine, "skipped")
+    assert loads(engine) == 1
+    engine.conditions.load_steps = lambda: 1
+    started_s = engine.now_s
+    for number in range(90):
+        if number % 9 == 8:
+            turn(engine, f"stored{number}")
+        else:
+            prompt = [100 + 7 * number + at for at in range(len(PROMPT) + 1)]
+            engine.add(f"fresh{number}", prompt, max_tokens=1)
+            engine.run()
+            engine.forget_gpu()
+        engine.now_s += 1.0
+        if loads(engine) > 1:
+            break
+    assert loads(engine) == 2
+    assert engine.now_s - started_s < 30.0
+
+
 @recovering_models
 def test_a_fast_store_is_always_loaded_from(build: Build) -> None:
     engine = engine_beside(build, 2)

@@ -13,7 +13,7 @@ from connectors.scheduler.keeper_worker import BATCH_KEYS
 from connectors.stores.base import StoreCapabilities, StoreCapacity, StoreKey
 from spm.breaker import BreakerState
 from spm.config import SpmConfig
-from spm.errors import StoreUnavailableError
+from spm.errors import StoreRefusedError, StoreUnavailableError
 from spm.events import KeysGone, KeysSeen
 from spm.keys import Fingerprint, KeySpace
 from tests.connectors.scheduler.keeper_rig import LATER_S, Rig, block, blocks, numbers_of, settings
@@ -545,6 +545,16 @@ def test_while_the_store_is_left_alone_keys_are_late_not_skipped(rig: Rig) -> No
     rig.breaker.trip()
     rig.after(15.0, steps=30)  # it lets a probe through after four seconds
     assert rig.touched() == rig.names(1)
+
+
+def test_a_store_that_refuses_to_write_goes_on_being_asked(rig: Rig) -> None:
+    """Catches lookups that stop because a replica does not let values be kept alive."""
+    rig.store.failure = StoreRefusedError("read only")
+    rig.keeper.hold(rig.stored(1), LATER_S)
+    rig.keeper.write_document(DOCUMENT, b"content", 10)
+    rig.after(20.0, steps=40)
+    assert rig.breaker.state is BreakerState.CLOSED
+    assert 5 < len(rig.calls()) <= 41, "not without a pause"
 
 
 def test_a_store_that_hangs_until_the_deadline_is_left_alone(rig: Rig) -> None:

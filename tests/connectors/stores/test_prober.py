@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,23 @@ def test_a_probe_asks_for_one_key_of_our_namespace_that_nobody_has(site: Site) -
     assert site.probe() == "closed"
     assert site.store.calls == [Call("contains", ("ours:probe",))]  # type: ignore[arg-type]
     assert site.store.deadlines_s == [site.clock.now_s + 1.0]
+
+
+def test_a_store_of_others_may_take_as_long_for_a_probe_as_for_its_work() -> None:
+    """Catches a store that does all it is asked to within its deadline, and is never asked
+    again because it misses a lookup's, which it has none of."""
+    clock, store = FakeClock(), ScriptedStore()
+    config = replace(CONFIG, remote=None)
+    breaker = remote_breaker(config, clock)
+    breaker.trip()
+    clock.now_s += 1.0
+
+    def slowly(call: Call) -> None:
+        clock.now_s += 0.9 * config.batch_deadline_s
+
+    store.before = slowly
+    assert StoreProber(store, breaker, config, Counters(), clock).probe_if_due()
+    assert breaker.allow()
 
 
 @pytest.mark.parametrize("failure", [StoreUnavailableError("down"), StoreRefusedError("no")])

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from connectors.stores.base import ReadRequest, StoreCapacity, StoreKey
 from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.factory import create_remote_store
 from connectors.stores.redis import RedisStore
-from spm.errors import ConfigError, StoreTimeoutError, StoreUnavailableError
+from spm.errors import ConfigError, StoreRefusedError, StoreTimeoutError, StoreUnavailableError
 from tests.connectors.stores.scripted_server import Hangup, ScriptedServer, replying, silent
 from tests.redis_server import EXECUTABLE, free_port, running_redis
 
@@ -156,8 +156,35 @@ def test_deep_nonsense_in_an_ordinary_reply(pool: BufferPool) -> None:
 
 def test_read_only_server_refuses_all_writes(pool: BufferPool, value: Buffer) -> None:
     reply = b"-READONLY You can't write against a read only replica.\r\n"
-    with ScriptedServer(replying(reply)) as server, pytest.raises(StoreUnavailableError):
+    with ScriptedServer(replying(reply)) as server, pytest.raises(StoreRefusedError):
         RedisStore(server.url, pool).put_many([(KEYS[0], value)], within(2.0))
+
+
+@needs_redis
+def test_a_replica_can_be_read_and_refuses_what_would_change_it(
+    pool: BufferPool, value: Buffer
+) -> None:
+    """Catches a replica that counts as failing, which would stop the reads too."""
+    with running_redis() as server, server.client() as client:
+        client.set(KEYS[0], bytes(value.view))
+        client.execute_command("REPLICAOF", "127.0.0.1", free_port())
+        store = RedisStore(server.tcp_url, pool, ttl_s=100)
+        writes: list[Callable[[], object]] = [
+            lambda: store.put_many([(KEYS[0], value)], within(5.0)),
+            lambda: store.touch_many(KEYS, within(5.0)),
+            lambda: store.expire_many(KEYS, 5, within(5.0)),
+            lambda: store.put_document(KEYS[0], b"content", 10, within(5.0)),
+            lambda: store.append_stream(KEYS[0], [b"event"], 10, within(5.0)),
+            lambda: store.delete_many(KEYS, within(5.0)),
+        ]
+        for write in writes:
+            with pytest.raises(StoreRefusedError):
+                write()
+            assert store.contains_many(KEYS, within(5.0)) == [True] + [False] * (len(KEYS) - 1)
+        client.config_set("replica-serve-stale-data", "no")
+        with pytest.raises(StoreUnavailableError, match="MASTER is down"):
+            store.contains_many(KEYS, within(5.0))
+        store.close()
 
 
 def test_error_for_one_key_is_a_miss_of_that_key(pool: BufferPool) -> None:

@@ -1,5 +1,6 @@
 """Host in front of remote: what is asked where, and what a failing remote may cost."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -16,7 +17,12 @@ from connectors.stores.buffers import Buffer, BufferPool
 from connectors.stores.memory import MemoryStore
 from connectors.stores.tiered import TieredStore
 from spm.breaker import BreakerState, CircuitBreaker
-from spm.errors import StoreError, StoreTimeoutError, StoreUnavailableError
+from spm.errors import (
+    StoreError,
+    StoreRefusedError,
+    StoreTimeoutError,
+    StoreUnavailableError,
+)
 
 SIZE = 100
 LATER_S = 1000.0
@@ -186,6 +192,43 @@ def test_a_remote_that_is_always_late_opens_the_breaker(bench: Bench) -> None:
         assert hit is not None, "what came is used"
         hit.buffer.release()
     assert bench.breaker.state is BreakerState.OPEN
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_a_read_in_a_hurry_is_no_failure_but_looked_into(bench: Bench, values: bool) -> None:
+    """Catches a store that is left alone, by everybody, because requests could not wait."""
+    bench.put(bench.remote, A)
+    bench.remote.failure = None if values else StoreTimeoutError("late")
+    for _ in range(5):
+        with contextlib.suppress(StoreTimeoutError):
+            (hit,) = bench.store.get_many_by_tier(
+                [ReadRequest(A, SIZE)], deadline_s=bench.now_s, hurried=True
+            )
+            assert hit is not None
+            hit.buffer.release()
+    assert bench.breaker.state is BreakerState.CLOSED
+    assert bench.breaker.begin_probe()
+
+
+def test_a_store_that_is_not_there_fails_whoever_is_in_a_hurry(bench: Bench) -> None:
+    bench.remote.failure = StoreUnavailableError("down")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            bench.store.get_many_by_tier([ReadRequest(A, SIZE)], LATER_S, hurried=True)
+    assert bench.breaker.state is BreakerState.OPEN
+
+
+def test_a_store_that_refuses_to_write_is_still_read(bench: Bench) -> None:
+    """Catches reads from a replica that stop because nothing can be written to it."""
+    bench.put(bench.remote, A)
+    bench.remote.failure = StoreRefusedError("read only")
+    buffer = bench.value()
+    for _ in range(5):
+        with pytest.raises(StoreRefusedError):
+            bench.store.put_remote([(B, buffer)], LATER_S)
+    buffer.release()
+    bench.remote.failure = None
+    assert bench.tiers(A) == [Tier.REMOTE]
 
 
 def test_writes_go_to_the_tier_asked_for(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from connectors.stores.tiered import TieredStore
 from connectors.worker.block_mover import CpuBlockMover, Place
 from connectors.worker.layout import GroupLayout
 from connectors.worker.loader import Loader
+from spm.breaker import CircuitBreaker
 from spm.config import SpmConfig
 from spm.keys import Fingerprint, Rank
 from spm.value_format import HEADER_BYTES, ValueIdentity, write_header
@@ -55,19 +56,35 @@ class Bench(Parts):
         self.flaky = FlakyMover(list(self.codec.layouts.values()))
         self.progress = threading.Event()
         self.promoted: list[StoreKey] = []
-        self.loader = Loader(
+        self._threads = threads
+        self.loader = self._make_loader()
+        self.blank = [self.block(block_id) for block_id in range(self.memory.num_blocks)]
+
+    def use_breaker(self, failures: int) -> CircuitBreaker:
+        """In place of one that never opens."""
+        self.loader.close()
+        breaker = CircuitBreaker(
+            failures=failures, backoff_s=1.0, backoff_cap_s=1.0, clock=self.clock
+        )
+        self.stores = TieredStore(self.host, self.remote, breaker, self.clock)
+        self.loader = self._make_loader()
+        return breaker
+
+    def _make_loader(self) -> Loader:
+        return Loader(
             self.stores,
             self.flaky,
             self.codec,
             SpmConfig(
-                batch_bytes=self.config.batch_bytes, load_threads=threads, load_deadline_s=10.0
+                batch_bytes=self.config.batch_bytes,
+                load_threads=self._threads,
+                load_deadline_s=10.0,
             ),
             self.counters,
             self.promoted.append,
             self.progress,
             self.clock,
         )
-        self.blank = [self.block(block_id) for block_id in range(self.memory.num_blocks)]
 
     def load(self, *indexes: int, job_id: int = 1, patience_s: float = math.inf) -> None:
         self.submit(moves(*indexes), job_id, patience_s)

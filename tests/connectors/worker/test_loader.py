@@ -1,6 +1,7 @@
 """Whatever a store does, a load is answered once, with what really arrived, and writes
 nothing after its answer."""
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -20,7 +21,7 @@ from tests.connectors.worker.kit import (
     moves,
 )
 from tests.connectors.worker.layouts import hybrid
-from tests.connectors.worker.loading import Bench
+from tests.connectors.worker.loading import CONFIG, Bench
 
 SIX = range(6)
 
@@ -127,10 +128,53 @@ def test_a_store_that_brings_something_in_time_is_slow_and_not_dead(
     assert waited.failed == {key_of(0): LoadFailure.DEADLINE}
     assert bench.stores.breaker.allow()
     bench.load(5, job_id=3, patience_s=0.5)
-    bench.clock.now_s += 0.5
+    bench.clock.now_s += CONFIG.batch_deadline_s
     bench.loader.collect()
-    assert not bench.stores.breaker.allow(), "now it has brought nothing for a whole load"
+    assert not bench.stores.breaker.allow(), "now it has brought nothing for a whole round trip"
     bench.remote.slow.set()
+
+
+def test_a_load_in_a_hurry_is_no_proof_that_the_store_is_dead(make: Callable[..., Bench]) -> None:
+    """Catches a store that answers within every deadline but this one, and is left alone."""
+    bench = make(threads=1)
+    breaker = bench.use_breaker(failures=1)
+    bench.put_remote(*SIX)
+    bench.hang()
+    bench.load(0, 1, patience_s=0.25)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.clock.now_s += 0.35
+    assert LoadFailure.DEADLINE in bench.answer().failed.values()
+    assert breaker.allow()
+    assert breaker.begin_probe(), "whether it answers is looked at"
+    breaker.end_probe(answered=True)
+    bench.remote.gate.set()
+    bench.loader.check_integrity(idle=True)  # waits for the read
+    assert breaker.allow()
+    assert breaker.begin_probe(), "of the read, which was late"
+    breaker.end_probe(answered=False)
+    assert not breaker.allow(), "it was more than slow"
+
+
+def test_what_is_only_in_the_host_tier_says_nothing_of_the_remote(
+    make: Callable[..., Bench],
+) -> None:
+    """Catches a remote that is left alone because a load waited behind its prefetches."""
+    bench = make(threads=1)
+    bench.put_remote(0, 1)
+    bench.put_host(20)
+    bench.hang()
+    bench.prefetch(moves(0, 1), job_id=1)
+    assert bench.remote.entered.wait(PATIENCE_S)
+    bench.load(20, job_id=2, patience_s=0.25)
+    bench.clock.now_s += 0.3
+    result = bench.answer()
+    assert result.failed == {key_of(20): LoadFailure.DEADLINE}
+    assert result.waited_s == math.inf
+    assert bench.stores.breaker.allow()
+    bench.remote.gate.set()
+    prefetched = bench.answer()
+    assert not prefetched.failed
+    assert prefetched.waited_s == 0.0
 
 
 def test_what_was_not_asked_for_is_not_missing(bench: Bench) -> None:

@@ -128,7 +128,10 @@ class SpmConfig:
     lookup_deadline_s: float = number(0.25, 0.001, 60.0, "longest wait for an existence answer")
     save_deadline_s: float = number(30.0, 0.01, 600.0, "longest background write of one batch")
     stop_deadline_s: float = number(
-        4.0, 0.01, 600.0, "longest wait for writes at a stop; vLLM kills workers after 9 s"
+        4.0,
+        0.01,
+        600.0,
+        "longest wait for writes at a stop; at most a few seconds, as vLLM kills a worker after 9 s",
     )
     save_inflight_bytes: int = number(
         256 * MiB, 64 * KiB, 1 * TiB, "bytes copied from the GPU pool and not yet stored"

@@ -67,6 +67,8 @@ class CircuitBreaker:
         self._checking = False
         """A probe was begun while it is closed."""
         self._retired = False
+        self._why = ""
+        """What the last failure said."""
 
     @property
     def state(self) -> BreakerState:
@@ -90,11 +92,13 @@ class CircuitBreaker:
                 self._failures = 0
                 self._works_since_s = min(self._works_since_s, self._clock())
 
-    def record_failure(self) -> None:
-        """The store did not answer. While it is left alone, late reports change nothing."""
+    def record_failure(self, why: object = "") -> None:
+        """The store did not answer; ``why`` is for the log, and holds no secret. While it is
+        left alone, late reports change nothing."""
         with self._changed:
             if self._state is not BreakerState.CLOSED:
                 return
+            self._why = str(why)
             self._failures += 1
             if self._failures < self._failures_to_open:
                 return
@@ -175,7 +179,8 @@ class CircuitBreaker:
     # --- inside, lock held --------------------------------------------------------------
 
     def _open(self) -> None:
-        logger.warning("%s does not answer; it is left alone and probed", self._name)
+        because = f" ({self._why})" if self._why else ""
+        logger.warning("%s does not answer%s; it is left alone and probed", self._name, because)
         if self._clock() - self._works_since_s >= self._backoff_cap_s:
             self._pauses = 0
         self._state = BreakerState.OPEN

@@ -253,11 +253,11 @@ class KeeperWorker:
             self._resume_s = self._clock() + _PAUSE_S
             return None
         except StoreError as error:
-            self._breaker.record_failure()
+            self._breaker.record_failure(error)
             logger.debug("store keeper: %s", error)
             return None
         if self._clock() < deadline_s:
             self._breaker.record_success()
         else:
-            self._breaker.record_failure()
+            self._breaker.record_failure("its answers are late")
         return answer

@@ -118,7 +118,7 @@ class LookupService:
         try:
             found = self._store.contains_many(flat, query.deadline_s)
         except StoreError as error:
-            self._breaker.record_failure()
+            self._breaker.record_failure(error)
             self._counters.add(Metric.LOOKUPS, label="failed")
             logger.debug("lookup failed: %s", error)
             return None

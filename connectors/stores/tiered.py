@@ -274,19 +274,19 @@ class TieredStore(KVStore):
         except StoreRefusedError:
             raise
         except StoreError as error:
-            self._failed(hurried=hurried and isinstance(error, StoreTimeoutError))
+            self._failed(error, hurried=hurried and isinstance(error, StoreTimeoutError))
             raise
         if self._clock() < deadline_s:
             self._breaker.record_success()
         else:
-            self._failed(hurried=hurried)
+            self._failed("its answers are late", hurried=hurried)
         return answer
 
-    def _failed(self, *, hurried: bool) -> None:
+    def _failed(self, why: object, *, hurried: bool) -> None:
         if hurried:
             self._breaker.suspect()
         else:
-            self._breaker.record_failure()
+            self._breaker.record_failure(why)
 
 
 def _either(host: list[bool], ask_remote: Callable[[], Sequence[_T]]) -> list[bool | _T]:

@@ -106,7 +106,7 @@ class BatchReader:
         identity = self._codec.identity(move.key, key_space)
         try:
             if hit.buffer.size_bytes != self._codec.value_bytes(move.key):
-                raise BadValueError(f"a value of {hit.buffer.size_bytes} bytes was not asked for")
+                raise BadValueError(f"its length is wrong: {hit.buffer.size_bytes} bytes")
             check_value(
                 hit.buffer.view,
                 identity,

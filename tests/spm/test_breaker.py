@@ -315,3 +315,13 @@ def test_it_does_what_the_model_does(steps: list[str], jitter: list[float]) -> N
     if breaker.begin_probe() or breaker.state is BreakerState.HALF_OPEN:
         breaker.end_probe(answered=True)
     assert breaker.allow(), "whatever happened, one probe is enough"
+
+
+def test_the_log_says_what_the_store_said(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker = make(clock)
+    for number in range(FAILURES):
+        breaker.record_failure(f"wrong password, {number}")
+    (record,) = caplog.records
+    assert "does not answer (wrong password, 2); it is left alone" in record.getMessage()

@@ -131,7 +131,7 @@ class SpmConfig:
         4.0,
         0.01,
         600.0,
-        "longest wait for writes at a stop; at most a few seconds, as vLLM kills a worker after 9 s",
+        "longest wait for writes at a stop; a few seconds, as vLLM kills a worker after 9 s",
     )
     save_inflight_bytes: int = number(
         256 * MiB, 64 * KiB, 1 * TiB, "bytes copied from the GPU pool and not yet stored"

@@ -62,8 +62,6 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.fault("F27", breaks="names depend on the process")
-@pytest.mark.fault("F32", breaks="only the first group is loaded")
 def test_tokens_and_logprobs_are_those_of_a_gpu_hit(
     case: Case, models: Path, redis: RedisServer
 ) -> None:

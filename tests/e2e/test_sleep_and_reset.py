@@ -59,6 +59,7 @@ def test_a_pause_forgets_nothing(stock: Stock, redis: RedisServer) -> None:
         assert engine.counters().get("spm:loaded_blocks|host", 0) == 0
 
 
+@pytest.mark.fault("F32", breaks="only the first group is loaded")
 @pytest.mark.parametrize("reset_connector", [False, True])
 @pytest.mark.parametrize("model", ["stock", "hybrid_stock"])
 def test_a_reset_while_loads_and_saves_are_on_their_way_changes_no_token(

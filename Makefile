@@ -24,7 +24,7 @@ known-store:
 		*) echo "error: STORE=$(STORE): choose redis or lmcache" >&2; exit 2 ;; esac
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .

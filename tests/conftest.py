@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # An example may take as long as it takes: tests do not assert times.
@@ -19,3 +20,8 @@ def pytest_configure() -> None:
         share = len(cores) // workers
         first = int(worker.removeprefix("gw")) % workers * share
         os.sched_setaffinity(0, cores[first : first + share])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no worker is left with them alone at the end."""
+    items.sort(key=lambda item: ("test_soak.py" not in item.nodeid, "/e2e/" not in item.nodeid))

@@ -321,7 +321,8 @@ def test_the_log_says_what_the_store_said(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     breaker = make(clock)
-    for number in range(FAILURES):
-        breaker.record_failure(f"wrong password, {number}")
+    with caplog.at_level(logging.INFO):
+        for number in range(FAILURES):
+            breaker.record_failure(f"wrong password, {number}")
     (record,) = caplog.records
     assert "does not answer (wrong password, 2); it is left alone" in record.getMessage()

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.broken_builds.catalogue import BREAKS, Break
 from tests.broken_builds.copied_tree import CopiedTree
 
-_TEST_TIMEOUT_S = 240
+_TEST_TIMEOUT_S = 120
 """Of one test; one that hangs on a broken build has seen it."""
 
 

@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.fault("F8", breaks="the same, and the load is called done")
-@pytest.mark.fault("F14", breaks="a reference to what was read is kept")
 @pytest.mark.fault("F24", breaks="blocks are copied out before the step has computed them")
 def test_two_cache_salts_never_share_a_stored_block(stock: Stock, redis: RedisServer) -> None:
     prompt = stock.first[0].prompt

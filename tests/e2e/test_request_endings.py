@@ -78,6 +78,7 @@ def test_only_sessions_are_saved_when_asked_for(stock: Stock, redis: RedisServer
         assert engine.counters()["spm:saved_blocks|remote"] > 0
 
 
+@pytest.mark.fault("F14", breaks="a reference to what was read is kept")
 def test_a_response_says_where_its_prompt_came_from(stock: Stock, redis: RedisServer) -> None:
     with checked_engine(stock.engine(redis.tcp_url)) as engine:
         fill(engine, stock)

@@ -168,7 +168,6 @@ def test_another_engine_on_the_same_store_loads_after_asking(build: Build) -> No
 
 
 @every_model
-@pytest.mark.fault("F17", breaks="a block is there when one rank has it")
 def test_what_one_rank_lost_is_absent_for_all(build: Build) -> None:
     conditions = Conditions()
     store_prompt(build(conditions=conditions, world_size=2))

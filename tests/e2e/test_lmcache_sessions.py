@@ -4,6 +4,7 @@ two blocks long here, so that blocks and chunks are not the same thing."""
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,11 @@ class Place:
 @pytest.fixture(scope="module")
 def shared(stock: Stock, site: LMCacheSite) -> Iterator[Place]:
     keep_alive = {"interval_s": _KEEP_ALIVE_S, "delete_grace_s": 0}
-    spec = site.engine(replace(stock.spec, num_blocks=_POOL_BLOCKS), keep_alive=keep_alive)
+    spec = site.engine(
+        replace(stock.spec, num_blocks=_POOL_BLOCKS),
+        keep_alive=keep_alive,
+        store={"control_deadline_s": 20.0},
+    )
     with checked_engine(spec) as engine:
         yield Place(site, stock, engine)
 
@@ -93,6 +98,15 @@ def _leave(place: Place) -> None:
     assert names <= place.site.stored()
 
 
+def _prefetched(engine: EngineProcess, session: str, **edit: Any) -> dict[str, Any]:
+    """On a busy machine LMCache may need longer than one try is given."""
+    for _ in range(5):
+        done = carry_out(engine, session, type="prefetch", **edit)
+        if done["status"] != "failed":
+            break
+    return done
+
+
 def _hits_with_our_redis(stock: Stock, redis: RedisServer) -> list[Turn]:
     """The same with our own store: offloaded, overwritten, prefetched, resumed."""
     spec = replace(stock.engine(redis.tcp_url, save="sessions"), num_blocks=_POOL_BLOCKS)
@@ -108,13 +122,13 @@ def test_a_session_resumes_as_with_our_own_store(place: Place, redis: RedisServe
     ours = _hits_with_our_redis(place.stock, redis)
     _leave(place)
     for exchange in again:
-        done = carry_out(engine, exchange.session, type="prefetch", target="host")
+        done = _prefetched(engine, exchange.session, target="host")
         assert done["status"] in ("ok", "partial")
         assert done["done_blocks"] >= done["blocks"] - 1
     with place.site.redis.client() as client:
         client.flushall()  # what is loaded from now on is in LMCache's memory
     for exchange in again:
-        done = carry_out(engine, exchange.session, type="prefetch")
+        done = _prefetched(engine, exchange.session)
         assert done["done_blocks"] >= done["blocks"] - 1
     turns = replay(engine, again)
     assert_same_tokens(turns, again)

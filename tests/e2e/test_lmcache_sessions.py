@@ -98,7 +98,7 @@ def _leave(place: Place) -> None:
     assert names <= place.site.stored()
 
 
-def _prefetched(engine: EngineProcess, session: str, **edit: Any) -> dict[str, Any]:
+def _prefetched(engine: EngineProcess, session: str, **edit: str) -> dict[str, Any]:
     """On a busy machine LMCache may need longer than one try is given."""
     for _ in range(5):
         done = carry_out(engine, session, type="prefetch", **edit)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tracker.errors import IntegrityError
 from tracker.ids import BlockKey, SessionRef, TenantId
+from tracker.tenant_counts import TenantCounts
 
 
 class KeyState(enum.Enum):
@@ -43,7 +44,7 @@ class KeyIndex:
         # OrderedDict: taking the oldest stays O(1) when keys leave from the middle as well.
         self._orphans: OrderedDict[BlockKey, None] = OrderedDict()
         self._num_references = 0
-        self._by_tenant: dict[TenantId, int] = {}
+        self._by_tenant = TenantCounts()
         """Keys by the tenant each is counted for: that of a session that holds it."""
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class KeyIndex:
         if held_by is None:
             self._orphans.pop(key, None)
             self._holders[key] = ref
-            self._charge(ref.tenant, 1)
+            self._by_tenant.add(ref.tenant)
         elif isinstance(held_by, _Holders):
             if ref in held_by:
                 return False
@@ -82,34 +83,24 @@ class KeyIndex:
             held_by.remove(ref)
             if held_by.payer == ref.tenant and all(r.tenant != ref.tenant for r in held_by):
                 held_by.payer = min(other.tenant for other in held_by)
-                self._charge(ref.tenant, -1)
-                self._charge(held_by.payer, 1)
+                self._by_tenant.add(ref.tenant, -1)
+                self._by_tenant.add(held_by.payer)
             if len(held_by) == 1:
                 self._holders[key] = held_by.pop()
         elif held_by == ref:
             del self._holders[key]
             self._orphans[key] = None
-            self._charge(ref.tenant, -1)
+            self._by_tenant.add(ref.tenant, -1)
         else:
             return False
         self._num_references -= 1
         return True
 
-    def _charge(self, tenant: TenantId, change: int) -> None:
-        count = self._by_tenant.get(tenant, 0) + change
-        if count:
-            self._by_tenant[tenant] = count
-        else:
-            del self._by_tenant[tenant]
-
     def largest_tenant(self, own: TenantId) -> TenantId:
         """Whose sessions hold the most keys, a shared one counted once; ``own`` only if nobody
         else's hold as many. O(tenants)."""
-        return max(
-            self._by_tenant,
-            key=lambda tenant: (self._by_tenant[tenant], tenant != own, tenant),
-            default=own,
-        )
+        largest = self._by_tenant.largest(own)
+        return own if largest is None else largest
 
     def take_orphans(self, limit: int) -> list[BlockKey]:
         """Forget and return up to ``limit`` orphans, the longest waiting first."""

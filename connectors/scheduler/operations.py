@@ -3,7 +3,6 @@
 Scheduler thread only.
 """
 
-from collections import Counter
 from typing import Any
 
 from connectors.scheduler.transfer_queue import MAX_ASKED_FOR
@@ -12,7 +11,8 @@ from spm.agent_hint import Edit
 from spm.config import SpmConfig
 from spm.manager import SessionAwarePoolingManager
 from spm.operation import Operation, Status, ended
-from tracker.ids import SessionRef, TenantId
+from tracker.ids import SessionRef
+from tracker.tenant_counts import TenantCounts
 
 _TOO_MANY = "too many operations go on: try again later"
 _TOO_MANY_BLOCKS_OF_TENANT = "too many blocks of this tenant wait: try again later"
@@ -31,7 +31,7 @@ class RunningOperations:
         if config.sam.tells_tenants:
             self._tenant_blocks = config.sam.tenant_part(MAX_ASKED_FOR)
         self._operations: dict[Operation, None] = {}
-        self._of_tenant: Counter[TenantId] = Counter()
+        self._of_tenant = TenantCounts()
         self.asleep = False
         """Whether vLLM sleeps just now: its KV memory may be gone."""
 
@@ -63,15 +63,13 @@ class RunningOperations:
         edit, ref, blocks = operation.edit, operation.ref, operation.blocks
         self._manager.handle(events.EditAsked(ref, edit.type, operation_id, blocks))
         self._operations[operation] = None
-        self._of_tenant[ref.tenant] += 1
+        self._of_tenant.add(ref.tenant)
         operation.when_done(self._note_end)
         return operation
 
     def _note_end(self, operation: Operation) -> None:
         self._operations.pop(operation, None)
-        self._of_tenant[operation.ref.tenant] -= 1
-        if not self._of_tenant[operation.ref.tenant]:
-            del self._of_tenant[operation.ref.tenant]
+        self._of_tenant.add(operation.ref.tenant, -1)
         done = events.EditDone(
             operation.ref,
             operation.edit.type,

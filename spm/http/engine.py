@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections import Counter
 from typing import Any, Protocol
 
 from spm.http.errors import RequestError
+from tracker.ids import TenantId
+from tracker.tenant_counts import TenantCounts
 
 UTILITY = "spm_manage"
 WIRE_VERSION = 1
@@ -51,7 +52,7 @@ class EngineOperations:
         self._deadline_s = deadline_s
         self._max_unanswered = max_unanswered
         self._max_of_tenant = max_of_tenant
-        self._of_tenant: Counter[str] = Counter()
+        self._of_tenant = TenantCounts()
         self._unanswered: set[asyncio.Task[list[Any]]] = set()
         self.failures = 0
 
@@ -76,7 +77,7 @@ class EngineOperations:
         after the deadline (the operation may still happen), 429 above the bound, 503 for other
         trouble.
         """
-        payer = tenant if on_account_of is None else on_account_of
+        payer = TenantId(tenant if on_account_of is None else on_account_of)
         if (
             len(self._unanswered) >= self._max_unanswered
             or self._of_tenant[payer] >= self._max_of_tenant
@@ -87,7 +88,7 @@ class EngineOperations:
         request = {"v": WIRE_VERSION, "op": op, "tenant": tenant, **fields}
         call = asyncio.create_task(self._call(request))
         self._unanswered.add(call)
-        self._of_tenant[payer] += 1
+        self._of_tenant.add(payer)
         call.add_done_callback(lambda call: self._answered(call, payer))
         waited_s = self._deadline_s if deadline_s is None else deadline_s
         done, _ = await asyncio.wait({call}, timeout=waited_s)
@@ -107,11 +108,9 @@ class EngineOperations:
     async def _call(self, request: dict[str, Any]) -> list[Any]:
         return await self._core.call_utility_all_async(UTILITY, request)
 
-    def _answered(self, call: asyncio.Task[list[Any]], payer: str) -> None:
+    def _answered(self, call: asyncio.Task[list[Any]], payer: TenantId) -> None:
         self._unanswered.discard(call)
-        self._of_tenant[payer] -= 1
-        if not self._of_tenant[payer]:
-            del self._of_tenant[payer]
+        self._of_tenant.add(payer, -1)
         # Retrieving the exception also of a call nobody waits for keeps asyncio quiet.
         if not call.cancelled() and call.exception() is not None:
             self.failures += 1

@@ -5,6 +5,7 @@ from collections import Counter
 from spm.errors import IntegrityError
 from tracker.fair_order import FairOrder
 from tracker.ids import SessionRef, TenantId
+from tracker.tenant_counts import TenantCounts
 
 
 class RecordBound:
@@ -17,7 +18,7 @@ class RecordBound:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_tenant: dict[TenantId, int] = {}
+        self._by_tenant = TenantCounts()
         self._order: FairOrder[SessionRef] = FairOrder()
         self.num_records = 0
 
@@ -39,20 +40,15 @@ class RecordBound:
     def count(self, tenant: TenantId, change: int) -> None:
         """So many records more."""
         self.num_records += change
-        self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + change
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
+        self._by_tenant.add(tenant, change)
 
     def first_out(self, current: SessionRef) -> SessionRef | None:
         """Whose records go so that ``current`` has room; it comes last of its tenant. None: no
         other session has any. O(tenants), and asked only when full."""
-        own = current.tenant
-        candidates = [
-            (records, tenant != own, tenant)
-            for tenant, records in self._by_tenant.items()
-            if self._order.oldest(tenant) != current
-        ]
-        return self._order.oldest(max(candidates)[2]) if candidates else None
+        largest = self._by_tenant.largest(
+            current.tenant, lambda tenant: self._order.oldest(tenant) != current
+        )
+        return self._order.oldest(largest) if largest is not None else None
 
     def check_integrity(self, expected: dict[SessionRef, int]) -> None:
         """Raise :class:`IntegrityError` unless these are the records of all sessions."""

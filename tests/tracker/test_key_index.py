@@ -15,6 +15,7 @@ from tracker.ids import (
     make_block_key,
 )
 from tracker.key_index import KeyIndex, KeyState, _Holders
+from tracker.tenant_counts import TenantCounts
 
 A, B, C = (SessionRef(TenantId("t"), SessionId(name)) for name in "abc")
 
@@ -88,7 +89,7 @@ def keep_a_set_of_one(index: KeyIndex) -> None:
 
 
 def count_for_a_stranger(index: KeyIndex) -> None:
-    index._by_tenant = {TenantId("stranger"): 2}
+    index._by_tenant = TenantCounts({TenantId("stranger"): 2})
 
 
 def orphan_a_held_key(index: KeyIndex) -> None:

@@ -22,7 +22,7 @@ from connectors.worker.idle import IdleWorkerHalf
 from connectors.wrapping.half import WrappingHalf
 from spm.config import SpmConfig
 from spm.keys import Rank
-from spm.metrics import Counters, Metric
+from spm.metrics import Counters
 from spm.value_auth import key_id
 
 if TYPE_CHECKING:
@@ -108,11 +108,7 @@ def _remote_parts(
     asked, kept = _key_store(config), _key_store(config)
     if asked is None or kept is None:
         return None, None
-    breaker = remote_breaker(
-        config,
-        time.monotonic,
-        on_open=lambda: counters.add(Metric.BREAKER_OPENINGS, label="scheduler"),
-    )
+    breaker = remote_breaker(config, time.monotonic, counters, "scheduler")
     return (
         LookupService(asked, breaker, counters),
         StoreKeeper(kept, breaker, counters, config, world_size),

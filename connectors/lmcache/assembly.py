@@ -15,7 +15,6 @@ from connectors.stores.prober import remote_breaker
 from connectors.wrapping.pooling import PoolingParts, WrappedPooling
 from spm.breaker import CircuitBreaker
 from spm.errors import ConfigError
-from spm.metrics import Metric
 from spm.redis_url import redacted_url
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,4 @@ def _redis_keeper(parts: PoolingParts, url: str, values_a_chunk: int) -> StoreKe
 
 
 def _breaker(parts: PoolingParts, place: str) -> CircuitBreaker:
-    def count() -> None:
-        parts.counters.add(Metric.BREAKER_OPENINGS, label="scheduler")
-
-    return remote_breaker(parts.config, parts.clock, place, count)
+    return remote_breaker(parts.config, parts.clock, parts.counters, "scheduler", place)

@@ -90,17 +90,17 @@ class ReloadChoice:
     def favours_load(self, size_bytes: int, num_tokens: int, *, asks: bool) -> bool:
         """Whether to load these bytes of each rank instead of computing these tokens;
         ``asks``: the store would have to be asked for them first."""
-        load_s, compute_s = self._load_s(size_bytes, asks), self._compute_s(num_tokens)
-        if load_s is None or compute_s is None or load_s <= compute_s + MARGIN_S:
+        load_s = self._load_s(size_bytes, asks)
+        if not self._is_slower(load_s, num_tokens):
             return True
         if self._skipped is None:
             self._next_trial_s = self._clock() + self._first_pause_s
             self._trials, self._trial = 0, None
-            self._say_slow(num_tokens, load_s, compute_s)
+            self._say_slow(num_tokens, load_s)
         self._skipped = (size_bytes, num_tokens, asks)
         return False
 
-    def _say_slow(self, num_tokens: int, load_s: float, compute_s: float) -> None:
+    def _say_slow(self, num_tokens: int, load_s: float | None) -> None:
         """Where both take about as long the choice changes all the time: said once a while."""
         now_s = self._clock()
         if now_s < self._silent_until_s:
@@ -112,7 +112,7 @@ class ReloadChoice:
             "of %.3f s; such hits are computed until it is faster",
             num_tokens,
             load_s,
-            compute_s,
+            self._compute_s(num_tokens),
         )
 
     def grant_trial(self) -> bool:

@@ -53,9 +53,12 @@ class StoreHealth:
             return BreakerState.CLOSED
         return max(self._ranks.values(), key=_BY_BADNESS.index)
 
+    def _sides(self) -> dict[str, BreakerState]:
+        return {"scheduler": self._own_state(), "worker": self._worker()}
+
     def status(self) -> dict[str, Any]:
         """The worst of both sides', and each side's."""
-        sides = {"scheduler": self._own_state(), "worker": self._worker()}
+        sides = self._sides()
         worst = max(sides.values(), key=_BY_BADNESS.index)
         return {
             "breaker": worst.value,
@@ -64,13 +67,12 @@ class StoreHealth:
 
     def sizes(self) -> tuple[int, ...]:
         """Changes when a gauge does."""
-        return (_BY_BADNESS.index(self._own_state()), _BY_BADNESS.index(self._worker()))
+        return tuple(map(_BY_BADNESS.index, self._sides().values()))
 
     def gauges(self) -> dict[str, float]:
         """For each side, 1 for the state it is in and 0 for the others."""
-        sides = {"scheduler": self._own_state(), "worker": self._worker()}
         return {
             metric_key(Metric.BREAKER_STATE, f"{side},{state.value}"): float(state is now)
-            for side, now in sides.items()
+            for side, now in self._sides().items()
             for state in BreakerState
         }

@@ -34,10 +34,14 @@ class _Call:
         )
 
     def reached(self, count: int) -> int:
-        """How many of ``count`` values are done before the connection fails."""
+        """How many of ``count`` values are done before the connection fails. Raises
+        ``StoreUnavailableError`` if that is in the first."""
         if FaultKind.DISCONNECT not in self.faults:
             return count
-        return self.plan.place(self.kind, self.number, count)
+        done = self.plan.place(self.kind, self.number, count)
+        if count and not done:
+            raise _disconnected()
+        return done
 
     def of_value(self, position: int) -> frozenset[FaultKind]:
         return self.plan.of_value(self.kind, self.number, position, self.age_s)
@@ -73,8 +77,6 @@ class FaultyStore(KVStore):
     def get_many(self, reads: Sequence[ReadRequest], deadline_s: float) -> list[Buffer | None]:
         call = self._begin(StoreCall.GET, deadline_s)
         reached = call.reached(len(reads))
-        if reads and not reached and FaultKind.DISCONNECT in call.faults:
-            raise _disconnected()
         evicted = [
             read.key for at, read in enumerate(reads) if FaultKind.EVICTION in call.of_value(at)
         ]
@@ -89,8 +91,6 @@ class FaultyStore(KVStore):
         if call.refused:
             return [False] * len(items)
         reached = call.reached(len(items))
-        if items and not reached and FaultKind.DISCONNECT in call.faults:
-            raise _disconnected()
         lost = {at for at in range(reached) if FaultKind.LOST_WRITE in call.of_value(at)}
         kept = [item for at, item in enumerate(items[:reached]) if at not in lost]
         stored = iter(self._inner.put_many(kept, deadline_s) if kept else ())

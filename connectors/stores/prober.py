@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from connectors.stores.base import KVStore, StoreKey
 from spm.breaker import CircuitBreaker
@@ -86,10 +87,11 @@ def _deadline_s(config: SpmConfig) -> float:
 def remote_breaker(
     config: SpmConfig,
     clock: Callable[[], float],
+    counters: Counters,
+    side: Literal["scheduler", "worker"],
     name: str = "the store",
-    on_open: Callable[[], None] = lambda: None,
 ) -> CircuitBreaker:
-    """The circuit breaker a remote store is used through; ``name`` is for log lines."""
+    """The circuit breaker that one side uses a remote store through; ``name`` is for log lines."""
     settings = config.remote.breaker if config.remote else BreakerConfig()
     return CircuitBreaker(
         failures=settings.failures,
@@ -97,5 +99,5 @@ def remote_breaker(
         backoff_cap_s=settings.backoff_cap_s,
         clock=clock,
         name=name,
-        on_open=on_open,
+        on_open=lambda: counters.add(Metric.BREAKER_OPENINGS, label=side),
     )

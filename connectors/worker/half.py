@@ -28,7 +28,7 @@ from connectors.worker.values import ValueCodec
 from spm.config import SpmConfig
 from spm.errors import IntegrityError, LayoutError
 from spm.keys import KeySpace, Rank
-from spm.metrics import Counters, Metric
+from spm.metrics import Counters
 from spm.value_auth import Purpose, authenticator
 from spm.value_format import HEADER_BYTES
 
@@ -130,11 +130,7 @@ class WorkerHalf:
             )
             if remote
             else None,
-            remote_breaker(
-                config,
-                self._clock,
-                on_open=lambda: self._counters.add(Metric.BREAKER_OPENINGS, label="worker"),
-            ),
+            remote_breaker(config, self._clock, self._counters, "worker"),
             self._clock,
         )
         self._prober = self._stores.start_prober(config, self._counters) if remote else None

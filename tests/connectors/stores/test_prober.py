@@ -33,7 +33,7 @@ class Site:
         self.clock = FakeClock()
         self.counters = Counters()
         self.store = ScriptedStore()
-        self.breaker = remote_breaker(CONFIG, self.clock)
+        self.breaker = remote_breaker(CONFIG, self.clock, Counters(), "worker")
         self.prober = StoreProber(self.store, self.breaker, CONFIG, self.counters, self.clock)
 
     def probe(self) -> str:
@@ -67,7 +67,7 @@ def test_a_store_of_others_may_take_as_long_for_a_probe_as_for_its_work() -> Non
     again because it misses a lookup's, which it has none of."""
     clock, store = FakeClock(), ScriptedStore()
     config = replace(CONFIG, remote=None)
-    breaker = remote_breaker(config, clock)
+    breaker = remote_breaker(config, clock, Counters(), "worker")
     breaker.trip()
     clock.now_s += 1.0
 
@@ -118,7 +118,7 @@ def until_it_answers(breaker: CircuitBreaker) -> None:
 
 def test_its_thread_probes_until_the_store_answers() -> None:
     store = ScriptedStore()
-    breaker = remote_breaker(CONFIG, time.monotonic)
+    breaker = remote_breaker(CONFIG, time.monotonic, Counters(), "worker")
     tiered = TieredStore(None, store, breaker)
     prober = tiered.start_prober(CONFIG, Counters())
     failures = [StoreUnavailableError("down")] * 3
@@ -139,7 +139,7 @@ def test_its_thread_probes_until_the_store_answers() -> None:
 def test_closing_waits_for_the_probe_under_way() -> None:
     store = ScriptedStore()
     gate = store.gate = Gate()
-    breaker = remote_breaker(CONFIG, time.monotonic)
+    breaker = remote_breaker(CONFIG, time.monotonic, Counters(), "worker")
     prober = StoreProber(store, breaker, CONFIG, Counters())
     prober.start()
     breaker.trip()

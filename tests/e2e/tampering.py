@@ -1,5 +1,6 @@
 """Stored blocks behind the engines' back: read, changed, made anew, written."""
 
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -7,6 +8,10 @@ import redis
 from spm.keys import Fingerprint, Rank, StoreKey, block_key_of
 from spm.value_auth import Authenticator
 from spm.value_format import ValueIdentity, write_header
+from tests.e2e.conversations import assert_same_tokens, replay
+from tests.e2e.engine_process import EngineProcess
+from tests.e2e.stock import Stock, resume_until_identical
+from tests.redis_server import RedisServer
 from tracker.ids import split_block_key
 
 Values = dict[bytes, bytes]
@@ -46,3 +51,18 @@ def read_values(client: redis.Redis) -> Values:
 def write_values(client: redis.Redis, values: Values) -> None:
     for key, value in values.items():
         client.set(key, value)
+
+
+def assert_refused_and_replaced(
+    engine: EngineProcess, stock: Stock, server: RedisServer, change: Callable[[Values], Values]
+) -> None:
+    """No changed value is loaded, no token differs, and then all of them are as they were."""
+    resume_until_identical(engine, stock)
+    loaded = engine.counters()["spm:loaded_blocks|remote"]
+    with server.client() as client:
+        write_values(client, change(read_values(client)))
+    assert engine.drop_gpu_cache()
+    assert_same_tokens(replay(engine, stock.again), stock.again)
+    engine.settle()
+    assert engine.counters()["spm:loaded_blocks|remote"] == loaded
+    resume_until_identical(engine, stock)

@@ -9,10 +9,15 @@ import pytest
 from spm.value_auth import Authenticator, Purpose
 from spm.value_format import HEADER_BYTES
 from tests.e2e.checked_engine import checked_engine
-from tests.e2e.conversations import assert_same_tokens, replay
 from tests.e2e.engine_process import EngineProcess
 from tests.e2e.stock import Stock, fill, resume_until_identical
-from tests.e2e.tampering import Values, read_values, rotated, signed, write_values
+from tests.e2e.tampering import (
+    Values,
+    assert_refused_and_replaced,
+    read_values,
+    rotated,
+    signed,
+)
 from tests.redis_acl import PASSWORD, USER, add_user, sample_rules
 from tests.redis_server import EXECUTABLE, RedisServer, running_redis
 
@@ -83,12 +88,4 @@ def test_a_forged_value_is_a_miss_and_is_replaced(
     forge: Callable[[Values], Values], engine: EngineProcess, stock: Stock, server: RedisServer
 ) -> None:
     """Catches a build that checks no MAC, or one of the payload alone."""
-    resume_until_identical(engine, stock)
-    loaded = engine.counters()["spm:loaded_blocks|remote"]
-    with server.client() as client:
-        write_values(client, forge(read_values(client)))
-    assert engine.drop_gpu_cache()
-    assert_same_tokens(replay(engine, stock.again), stock.again)
-    engine.settle()
-    assert engine.counters()["spm:loaded_blocks|remote"] == loaded
-    resume_until_identical(engine, stock)
+    assert_refused_and_replaced(engine, stock, server, forge)

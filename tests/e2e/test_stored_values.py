@@ -7,10 +7,17 @@ import pytest
 
 from spm.value_format import HEADER_BYTES
 from tests.e2e.checked_engine import checked_engine
-from tests.e2e.conversations import assert_identical, assert_same_tokens, replay
+from tests.e2e.conversations import assert_identical, replay
 from tests.e2e.engine_process import EngineProcess
 from tests.e2e.stock import Stock, fill, resume_until_identical
-from tests.e2e.tampering import Values, read_values, rotated, signed, write_values
+from tests.e2e.tampering import (
+    Values,
+    assert_refused_and_replaced,
+    read_values,
+    rotated,
+    signed,
+    write_values,
+)
 from tests.redis_server import EXECUTABLE, RedisServer, running_redis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -65,15 +72,7 @@ DAMAGES: dict[str, Callable[[Values], Values]] = {
 def test_a_damaged_value_is_a_miss_and_is_replaced(
     damage: Callable[[Values], Values], engine: EngineProcess, stock: Stock, server: RedisServer
 ) -> None:
-    resume_until_identical(engine, stock)
-    loaded = engine.counters()["spm:loaded_blocks|remote"]
-    with server.client() as client:
-        write_values(client, damage(read_values(client)))
-    assert engine.drop_gpu_cache()
-    assert_same_tokens(replay(engine, stock.again), stock.again)
-    engine.settle()
-    assert engine.counters()["spm:loaded_blocks|remote"] == loaded
-    resume_until_identical(engine, stock)
+    assert_refused_and_replaced(engine, stock, server, damage)
 
 
 def test_the_comparison_sees_one_wrong_block(

@@ -22,6 +22,14 @@ from tracker.ids import BlockHash, GroupId
 
 IDENTITY = ValueIdentity(Fingerprint(b"f" * 16), Rank(1), GroupId(2), BlockHash(b"h" * 32))
 PAYLOAD = bytes(range(96))
+OTHER_IDENTITIES = [
+    replace(IDENTITY, fingerprint=Fingerprint(b"g" * 16)),
+    replace(IDENTITY, rank=Rank(0)),
+    replace(IDENTITY, group=GroupId(3)),
+    replace(IDENTITY, block_hash=BlockHash(b"i" * 32)),
+    replace(IDENTITY, block_hash=BlockHash(b"h" * 31)),
+]
+"""Each differs from IDENTITY in one thing."""
 
 
 def written(payload: bytes = PAYLOAD, identity: ValueIdentity = IDENTITY) -> bytearray:
@@ -78,16 +86,7 @@ def test_every_shorter_and_longer_value_is_refused() -> None:
     refused(b"\0" + value)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(IDENTITY, fingerprint=Fingerprint(b"g" * 16)),
-        replace(IDENTITY, rank=Rank(0)),
-        replace(IDENTITY, group=GroupId(3)),
-        replace(IDENTITY, block_hash=BlockHash(b"i" * 32)),
-        replace(IDENTITY, block_hash=BlockHash(b"h" * 31)),
-    ],
-)
+@pytest.mark.parametrize("other", OTHER_IDENTITIES)
 @pytest.mark.parametrize("checksum", [True, False])
 def test_a_value_of_something_else_is_refused(other: ValueIdentity, checksum: bool) -> None:
     refused(written(identity=other), checksum=checksum)
@@ -264,15 +263,7 @@ def test_a_truncated_authenticated_value_is_refused(size: int) -> None:
     forged(signed()[:size], checksum=False)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(IDENTITY, fingerprint=Fingerprint(b"g" * 16)),
-        replace(IDENTITY, rank=Rank(0)),
-        replace(IDENTITY, group=GroupId(3)),
-        replace(IDENTITY, block_hash=BlockHash(b"i" * 32)),
-    ],
-)
+@pytest.mark.parametrize("other", OTHER_IDENTITIES)
 def test_an_authentic_value_copied_to_another_name_is_refused(other: ValueIdentity) -> None:
     """A replay: every byte is from an engine that has the secret."""
     forged(signed(other))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script, from anywhere
 
-from benchmarks.report import Options, Report
+from benchmarks.report import Options, Report, bootstrapped
 from benchmarks.resumes import start_servers
 from benchmarks.served import Server, random_prompt
 from benchmarks.soak_redis import SoakRedis
@@ -37,7 +37,6 @@ _REST_S = 0.4
 _BREAKER_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 _CLOSED = "closed"
-_BOOTSTRAP_ROUNDS = 2000
 OURS, STOCK = "frozen", "stock"
 
 Rounds = list[list[float]]
@@ -56,14 +55,7 @@ def percentile_ratio(ours: Rounds, stock: Rounds, share: float, seed: int) -> di
         a = percentile([one for pair in pairs for one in pair[0]], share)
         return a / percentile([one for pair in pairs for one in pair[1]], share)
 
-    pairs = list(zip(ours, stock, strict=True))
-    rng = random.Random(seed)
-    drawn = sorted(ratio([rng.choice(pairs) for _ in pairs]) for _ in range(_BOOTSTRAP_ROUNDS))
-    return {
-        "median": ratio(pairs),
-        "low": drawn[int(0.025 * len(drawn))],
-        "high": drawn[int(0.975 * len(drawn)) - 1],
-    }
+    return bootstrapped(list(zip(ours, stock, strict=True)), ratio, seed)
 
 
 async def _breaker(spm: AsyncSpmClient) -> str:

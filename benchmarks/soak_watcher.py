@@ -8,6 +8,7 @@ import aiohttp
 
 from benchmarks.soak_server import SoakServer
 from benchmarks.soak_watch import Sample, gone, take_sample
+from spm.demo.server import is_healthy
 
 _PERIOD_S = 1.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -46,8 +47,7 @@ class Watcher:
         return gone(self._before, self.sample())
 
     async def _healthy(self) -> bool:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                async with self._http.get(f"{self._server.url}/health") as response:
-                    return response.status == 200
+                return await is_healthy(self._http, self._server.url)
         return False

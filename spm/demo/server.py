@@ -131,7 +131,7 @@ async def _wait_until_healthy(process: ManagedProcess, url: str) -> None:
     timeout = aiohttp.ClientTimeout(total=5)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         while process.exit_code is None and time.monotonic() - started < _START_TIMEOUT_S:
-            if await _healthy(http, url):
+            if await is_healthy(http, url):
                 print(f" ready after {time.monotonic() - started:.0f} s", flush=True)
                 return
             if time.monotonic() - shown >= _PROGRESS_EVERY_S:
@@ -142,7 +142,8 @@ async def _wait_until_healthy(process: ManagedProcess, url: str) -> None:
     raise ServerStartError(f"vLLM did not start. The end of its log:\n{process.log_tail()}")
 
 
-async def _healthy(http: aiohttp.ClientSession, url: str) -> bool:
+async def is_healthy(http: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a server answers, and says so."""
     with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
         async with http.get(f"{url}/health") as response:
             return response.status == 200

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spm.hints import DEFAULT_TENANT
 from spm.http import openai_bodies, operations
-from spm.http.body import read_body
+from spm.http.body import Buffered, read_body
 from spm.http.errors import RequestError
 from spm.http.frontend import Frontend, frontend_of
 from spm.http.ids import operation_id
@@ -82,9 +82,7 @@ class AgentHintMiddleware:
         if read.too_long:
             raise RequestError(413, f"a body above {self._limit_bytes} bytes cannot be looked at")
         body = resalted(read.content) if read.ended and may_have_salt(read.content) else None
-        if body is not None:
-            _set_content_length(scope, len(body))
-        return read.replay(receive, body)
+        return _passed_on(read, scope, receive, body)
 
     async def _read(
         self, frontend: Frontend, tenant: TenantId, scope: Scope, receive: Receive
@@ -103,12 +101,9 @@ class AgentHintMiddleware:
         if tenant == DEFAULT_TENANT and plain:
             return read.replay(receive)
         decided = decide(read.content, frontend.sam, frontend.tenants.claim(tenant), tenant)
-        if decided is None:
-            return read.replay(receive)
         if isinstance(decided, ManageRequest):
             return decided
-        _set_content_length(scope, len(decided))
-        return read.replay(receive, decided)
+        return _passed_on(read, scope, receive, decided)
 
     async def _managed(
         self,
@@ -155,6 +150,13 @@ def _route_path(scope: Scope) -> str:
     root_path: str = scope.get("root_path", "")
     under_root = path.startswith(root_path) and path[len(root_path) :].startswith("/")
     return path[len(root_path) :] if under_root else path
+
+
+def _passed_on(read: Buffered, scope: Scope, receive: Receive, body: bytes | None) -> Receive:
+    """``body`` in place of what was read; None: as it came."""
+    if body is not None:
+        _set_content_length(scope, len(body))
+    return read.replay(receive, body)
 
 
 def _set_content_length(scope: Scope, length_bytes: int) -> None:

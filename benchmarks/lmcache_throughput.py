@@ -153,6 +153,10 @@ class Theirs(Client):
     def get(self) -> None:
         self._wait(self._client.submit_batch_get(self._names, self.targets))
 
+    def exists(self) -> None:
+        """Ask whether all are there: it has nothing that keeps a value alive."""
+        self._wait(self._client.submit_batch_exists(self._names))
+
     def close(self) -> None:
         self._client.close()
 

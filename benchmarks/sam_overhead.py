@@ -56,7 +56,7 @@ Times = dict[str, list[float]]
 
 
 @contextlib.contextmanager
-def _frozen_heap() -> Iterator[None]:
+def frozen_heap() -> Iterator[None]:
     """No garbage collection inside, but for that of one repeat's own garbage by ``gc.collect``.
 
     vLLM freezes its heap at start, so that what lives long is not looked at again. Here a
@@ -80,7 +80,7 @@ def measure_steps(
     times: Times = defaultdict(list)
     for side in sides.values():
         side.run(warm_up)
-    with _frozen_heap():
+    with frozen_heap():
         for _ in range(repeats):
             gc.collect()
             for name in rng.sample(list(sides), len(sides)):
@@ -141,7 +141,7 @@ def _queues(report: Report) -> None:
         for name, kind in _QUEUES.items()
     }
     times: Times = defaultdict(list)
-    with _frozen_heap():
+    with frozen_heap():
         for _ in range(report.repeats):
             for name, replay in replays.items():
                 times[name].append(replay.seconds_per_block())
@@ -152,16 +152,17 @@ def _queues(report: Report) -> None:
     print("  queues done")
 
 
-def _sessions(report: Report, directory: Path) -> None:
-    few, many = (World(count, directory) for count in (_FEW_SESSIONS, 10 * _FEW_SESSIONS))
+def measure_sessions(report: Report, directory: Path, few_sessions: int = _FEW_SESSIONS) -> None:
+    """What a boundary of 100 blocks costs, and whether ten times the sessions change that."""
+    few, many = (World(count, directory) for count in (few_sessions, 10 * few_sessions))
     times: Times = defaultdict(list)
     for world in (few, many):
         world.open_all()
-    with _frozen_heap():
+    with frozen_heap():
         for _ in range(report.repeats):
             for name, world in (("few", few), ("many", many)):
                 times[name].append(sum(world.turn() for _ in range(_REPEAT_TURNS)))
-    for world, count in ((few, _FEW_SESSIONS), (many, 10 * _FEW_SESSIONS)):
+    for world, count in ((few, few_sessions), (many, 10 * few_sessions)):
         assert world.half.manager.tracker.num_sessions >= 0.99 * count, "sessions were forgotten"
         world.half.check_integrity(idle=True)
     report.add_ratio("cost_at_10x_sessions", times["many"], times["few"])
@@ -182,7 +183,7 @@ def main() -> int:
         _steps(report, directory, "_async", asynchronous=True)
         _pressed(report, directory)
         _queues(report)
-        _sessions(report, directory)
+        measure_sessions(report, directory)
         report.counts["bytes_per_pool_block"] = bytes_per_pool_block()
         claims, pooling = bytes_per_session_block(directory)
         report.counts["bytes_per_session_block"] = claims

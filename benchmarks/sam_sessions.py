@@ -143,7 +143,7 @@ def make_request(request_id: str, session: str) -> Request:
 def bytes_per_pool_block() -> float:
     """What taking over a pool's order allocates, beyond vLLM's own queue."""
     pool = BlockPool(_LOAD.pool_blocks, True, BLOCK_TOKENS)
-    with _Memory() as memory:
+    with Memory() as memory:
         table = attach(pool, SamConfig(), Counters(), lambda: 0.0)
     assert table is not None
     return memory.grown_bytes / _LOAD.pool_blocks
@@ -157,9 +157,9 @@ def bytes_per_session_block(directory: Path, sessions: int = 200) -> tuple[float
         request = make_request(f"request-{number}", f"session-{number}")
         turns.append((request, world.allocate()))
     hashes = [[_hash_of(block) for block in blocks] for _, blocks in turns]
-    with _Memory() as claims:
+    with Memory() as claims:
         world.finish(turns)
-    with _Memory() as keys:
+    with Memory() as keys:
         for number, names in enumerate(hashes):
             ref = SessionRef(DEFAULT_TENANT, SessionId(f"session-{number}"))
             made = [make_block_key(name, _GROUP) for name in names]
@@ -174,12 +174,12 @@ def _hash_of(block: KVCacheBlock) -> BlockHash:
     return BlockHash(kv_cache_utils.get_block_hash(block.block_hash))
 
 
-class _Memory:
+class Memory:
     """How much more Python has allocated at the end than at the start."""
 
     grown_bytes = 0
 
-    def __enter__(self) -> "_Memory":
+    def __enter__(self) -> "Memory":
         gc.collect()
         tracemalloc.start()
         return self

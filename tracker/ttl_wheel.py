@@ -1,6 +1,7 @@
 """A timer wheel: deadlines for many entries at constant cost per operation."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Generic, TypeVar
@@ -39,7 +40,9 @@ class TtlWheel(Generic[E]):
         self._slots: list[dict[E, None]] = [{} for _ in range(slots)]
         # Due at a tick already visited (a TTL of zero, or beyond a limit): waits for the
         # next advance, because its slot is not looked at again for a whole turn.
-        self._overdue: dict[E, None] = {}
+        # OrderedDict: a burst is taken from the front piece by piece, and a dict would walk
+        # over all that was taken before with every piece.
+        self._overdue: OrderedDict[E, None] = OrderedDict()
 
     def register(self, entry: E, ttl_s: float) -> None:
         """Let ``entry`` expire ``ttl_s`` seconds from now, replacing an earlier deadline. O(1).
@@ -87,7 +90,7 @@ class TtlWheel(Generic[E]):
         self._cursor_tick = now_tick
         expired = list(islice(self._overdue, limit))
         if len(expired) == len(self._overdue):
-            self._overdue = {}  # a burst's table is given back
+            self._overdue = OrderedDict()  # a burst's table is given back
         for entry in expired:
             self._overdue.pop(entry, None)
             del self._deadlines_s[entry]

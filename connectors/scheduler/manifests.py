@@ -5,6 +5,7 @@ Scheduler thread only; the store keeper does the reading and writing.
 
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import count
 
@@ -46,7 +47,8 @@ class Manifests:
         self._auth = auth
         self._clock = clock
         self._wall_clock = wall_clock
-        self._changed: dict[SessionRef, None] = {}
+        # OrderedDict: a step takes a few from the front, however many wait.
+        self._changed: OrderedDict[SessionRef, None] = OrderedDict()
         self._versions = count(1)
         self._numbers = count(1)
         self._reading: dict[int, tuple[SessionRef, KeySpace, Found]] = {}
@@ -66,8 +68,8 @@ class Manifests:
     def write_changed(self) -> None:
         """Once a step: what has changed is written, once for all changes, of so many sessions
         that a step stays short."""
-        for ref in list(self._changed)[:_SESSIONS_PER_STEP]:
-            del self._changed[ref]
+        for _ in range(min(_SESSIONS_PER_STEP, len(self._changed))):
+            ref = self._changed.popitem(last=False)[0]
             ttl_s = math.ceil(self._manager.holding(ref) - self._clock())
             blocks = {group: self._manager.tracker.blocks(ref, group) for group in self.block_bytes}
             if ttl_s <= 0 or not any(blocks.values()):

@@ -116,6 +116,20 @@ def test_beyond_a_limit_the_rest_waits_for_the_next_advance(clock: FakeClock) ->
     wheel.check_integrity()
 
 
+def test_what_waits_beyond_a_limit_goes_before_what_became_due_later(clock: FakeClock) -> None:
+    wheel: TtlWheel[int] = TtlWheel(clock)
+    for entry in range(100):
+        wheel.register(entry, 5.0 if entry < 50 else 7.0)
+    clock.now_s += 6.0
+    expired = wheel.advance(16)
+    clock.now_s += 2.0
+    while batch := wheel.advance(16):
+        expired += batch
+    assert set(expired[:50]) == set(range(50))
+    assert set(expired[50:]) == set(range(50, 100))
+    wheel.check_integrity()
+
+
 @pytest.mark.parametrize("ttl_s", [0.0, -5.0])
 def test_a_ttl_of_zero_or_less_is_due_at_once(ttl_s: float) -> None:
     clock = FakeClock(1000.0)

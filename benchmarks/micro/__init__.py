@@ -1,0 +1,1 @@
+"""Costs of single operations, and how they grow: run by ``benchmarks/micro/run.py``."""

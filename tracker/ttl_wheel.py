@@ -72,7 +72,7 @@ class TtlWheel(Generic[E]):
         deadline_s = self._deadlines_s.pop(entry, None)
         if deadline_s is None:
             return False
-        del self._bucket(deadline_s)[entry]
+        del self._where(entry, deadline_s)[entry]
         return True
 
     def advance(self, limit: int | None = None) -> list[E]:
@@ -80,14 +80,18 @@ class TtlWheel(Generic[E]):
 
         An entry is returned by the first call at or after its deadline rounded up to a
         whole second, or, beyond ``limit``, by one of the next. Cost: the elapsed slots, at
-        most one turn, and what is in them.
+        most one turn, and what is in them; of slots no more are visited than the limit needs.
         """
         now_tick = math.floor(self._clock())
         # After a pause of several turns each slot is still visited once.
         last_tick = min(now_tick, self._cursor_tick + len(self._slots))
         for tick in range(self._cursor_tick + 1, last_tick + 1):
+            if limit is not None and len(self._overdue) >= limit:
+                break
             self._overdue.update(dict.fromkeys(self._take_due(tick % len(self._slots), now_tick)))
-        self._cursor_tick = now_tick
+            self._cursor_tick = tick
+        else:
+            self._cursor_tick = now_tick
         expired = list(islice(self._overdue, limit))
         if len(expired) == len(self._overdue):
             self._overdue = OrderedDict()  # a burst's table is given back
@@ -115,10 +119,19 @@ class TtlWheel(Generic[E]):
         if placed != len(self._deadlines_s):
             raise IntegrityError(f"{placed} entries placed, {len(self._deadlines_s)} deadlines")
         for entry, deadline_s in self._deadlines_s.items():
-            if entry not in self._bucket(deadline_s):
+            if entry not in self._where(entry, deadline_s):
                 raise IntegrityError(f"entry with deadline {deadline_s} s is in the wrong slot")
+        now_tick = math.floor(self._clock())
+        if any(math.ceil(self._deadlines_s[entry]) > now_tick for entry in self._overdue):
+            raise IntegrityError("an entry is overdue before its deadline")
+
+    def _where(self, entry: E, deadline_s: float) -> dict[E, None]:
+        """What has an entry, or should have it. After a pause of several turns one may be
+        overdue whose tick the cursor has not reached: it shared a slot with a nearer one."""
+        return self._overdue if entry in self._overdue else self._bucket(deadline_s)
 
     def _bucket(self, deadline_s: float) -> dict[E, None]:
+        """Where an entry is put now."""
         tick = math.ceil(deadline_s)
         if tick <= self._cursor_tick:
             return self._overdue

@@ -130,6 +130,23 @@ def test_what_waits_beyond_a_limit_goes_before_what_became_due_later(clock: Fake
     wheel.check_integrity()
 
 
+def test_what_waits_beyond_a_limit_after_several_turns_can_be_removed() -> None:
+    clock = FakeClock(100.0)
+    wheel: TtlWheel[str] = TtlWheel(clock, slots=7)
+    for entry, ttl_s in (("first", 1.0), ("a turn later", 8.0), ("in another slot", 3.0)):
+        wheel.register(entry, ttl_s)
+    clock.now_s += 30.0
+    assert len(wheel.advance(1)) == 1
+    wheel.check_integrity()
+    wheel.register("in another slot", 2.0)
+    for entry in ("first", "a turn later"):
+        wheel.remove(entry)
+    wheel.check_integrity()
+    assert wheel.advance() == []
+    clock.now_s += 2.0
+    assert wheel.advance() == ["in another slot"]
+
+
 @pytest.mark.parametrize("ttl_s", [0.0, -5.0])
 def test_a_ttl_of_zero_or_less_is_due_at_once(ttl_s: float) -> None:
     clock = FakeClock(1000.0)
@@ -239,6 +256,16 @@ class WheelMachine(RuleBasedStateMachine):
         assert set(expired) == due
         for entry in due:
             assert self.deadlines_s.pop(entry) <= now_s
+
+    @rule(limit=st.integers(0, 4))
+    def advance_a_little(self, limit: int) -> None:
+        now_s = self.clock.now_s
+        due = {e for e, deadline_s in self.deadlines_s.items() if math.ceil(deadline_s) <= now_s}
+        expired = self.wheel.advance(limit)
+        assert len(expired) == len(set(expired)) == min(limit, len(due))
+        assert set(expired) <= due
+        for entry in expired:
+            del self.deadlines_s[entry]
 
     @invariant()
     def agrees_with_the_model(self) -> None:

@@ -188,7 +188,7 @@ def vllm_config(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) 
     )
 
 
-def write_model(directory: Path) -> Path:
+def write_model(directory: Path, max_model_len: int = _MAX_MODEL_LEN) -> Path:
     """A model directory with nothing in it but its configuration."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -199,7 +199,7 @@ def write_model(directory: Path) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
-        "max_position_embeddings": _MAX_MODEL_LEN,
+        "max_position_embeddings": max_model_len,
         "torch_dtype": "float32",
         "bos_token_id": 1,
         "eos_token_id": 2,

@@ -54,6 +54,13 @@ class SamConfig:
     soon_s: float = number(
         10.0, 0.0, MAX_TTL_S, "a resume expected within this time is protected longest"
     )
+    resume_first_s: float = number(
+        0.0,
+        0.0,
+        MAX_TTL_S,
+        "longest wait of a session's request that would displace blocks of sessions expected "
+        "back within `soon_s`; 0: none waits",
+    )
     tenant_header: str = field(
         default="",
         metadata={"doc": "header in which a trusted gateway names the tenant; empty: none"},

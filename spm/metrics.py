@@ -187,6 +187,10 @@ class Metric(Enum):
     PREFETCH_WAIT_SECONDS = MetricSpec(
         "spm:prefetch_wait_seconds", "Seconds from asking until that, summed."
     )
+    ADMISSIONS_HELD = MetricSpec(
+        "spm:admissions_held",
+        "Requests that waited so as not to displace sessions expected back soon.",
+    )
     AUTO_DECISIONS = MetricSpec(
         "spm:auto_decisions",
         "What auto mode decided about idle sessions.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from connectors.groups import CacheGeometry
 from connectors.kv_events import TierEvents
 from connectors.metadata import LayoutHandshake, NoCommands, StepCommands, WorkerReport
+from connectors.scheduler.admission import AdmissionGate
 from connectors.scheduler.auto_mode import AutoMode
 from connectors.scheduler.lookup import LookupService
 from connectors.scheduler.pooling import PoolingHalf
@@ -57,6 +58,12 @@ class SchedulerHalf:
         self._last_sizes: tuple[int, ...] = ()
         self._auto: AutoMode | None = None
         """None: what is not asked for is not decided."""
+        self._gate: AdmissionGate | None = None
+        """None: requests are admitted in vLLM's order."""
+        if config.sam.enabled and config.sam.resume_first_s > 0:
+            sam = self.sessions.sam
+            self._gate = AdmissionGate(config.sam, geometry, sam, counters, clock)
+            sam.when_said = self._said
         self._kv_events: TierEvents | None = None
         if config.pools:
             self.pooling = PoolingHalf(
@@ -106,6 +113,8 @@ class SchedulerHalf:
         """vLLM's cache manager: its block tables are read; the order in which its free
         blocks are taken becomes ours."""
         self.sessions.bind(kv_cache_manager)
+        if self._gate is not None and self.sessions.sam.claims is not None:
+            self._gate.pool = kv_cache_manager.block_pool
         if self.pooling is not None:
             self.pooling.bind(kv_cache_manager)
 
@@ -121,6 +130,8 @@ class SchedulerHalf:
         ref = self.sessions.session_of(request)
         if self._auto is not None and ref is not None:
             self._auto.request_arrived(ref)
+        if self._gate is not None and ref is not None:
+            self._gate.arrived(ref)
         if self.pooling is not None:
             self.pooling.on_new_request(request)
 
@@ -128,6 +139,10 @@ class SchedulerHalf:
         self, request: "Request", local_tokens: int
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
+        if self._gate is not None and not request.num_preemptions:
+            whose = self.sessions.arrival(request.request_id)
+            if whose is not None and self._gate.holds(request, *whose, local_tokens):
+                return None, False
         self.sessions.admitted(request.request_id, local_tokens)
         if self.pooling is None:
             return 0, False
@@ -140,6 +155,10 @@ class SchedulerHalf:
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
+        if self._gate is not None:
+            whose = self.sessions.arrival(request.request_id)
+            if whose is not None:
+                self._gate.admitted(whose[0])
         if self.pooling is not None:
             self.pooling.update_state_after_alloc(request, blocks, external_tokens)
 
@@ -155,6 +174,9 @@ class SchedulerHalf:
             sources = self.pooling.request_finished(request)
         ended = self.sessions.request_of(request.request_id)
         outcome = self.sessions.request_finished(request, loading=loading)
+        if self._gate is not None and ended is not None:
+            self._gate.ended(request.request_id)
+            self._said(ended[0])
         if self._auto is not None and ended is not None and not loading:
             ref, hint = ended
             if not self.manager.active_requests(ref):
@@ -166,6 +188,8 @@ class SchedulerHalf:
     def build_commands(self, scheduler_output: "SchedulerOutput") -> StepCommands | NoCommands:
         """Once a step, after vLLM has scheduled it: the tick."""
         self.sessions.step(scheduler_output.preempted_req_ids or ())
+        if self._gate is not None:
+            self._gate.end_step(scheduler_output.total_num_scheduled_tokens)
         if self.pooling is None:
             return _NOTHING_TO_MOVE
         self.pooling.rate.note_step(scheduler_output.total_num_scheduled_tokens)
@@ -196,6 +220,11 @@ class SchedulerHalf:
         pooling.tick()  # an idle engine takes no step
         pooling.operations.asleep = False
         return answer
+
+    def _said(self, ref: SessionRef) -> None:
+        """A session has a request, or may be expected back: the latter is what counts."""
+        if self._gate is not None and not self.manager.active_requests(ref):
+            self._gate.said(ref)
 
     def _closed(self, ref: SessionRef) -> None:
         """A session was ended or forgotten."""

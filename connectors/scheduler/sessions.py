@@ -130,6 +130,11 @@ class SessionHooks:
         if known is not None and known.hit_tokens is None:
             known.hit_tokens = hit_tokens
 
+    def arrival(self, request_id: str) -> tuple[SessionRef, float] | None:
+        """Whose a running request is, and when it came; None if it is nobody's."""
+        known = self._requests.get(request_id)
+        return (known.ref, known.arrived_s) if known is not None else None
+
     def hit_tokens(self, request_id: str) -> int:
         """That vLLM found in its own pool when it first admitted the request."""
         known = self._requests.get(request_id)

@@ -200,6 +200,11 @@ class SessionClaims:
             sum(newest.holds(block_id) for ids in newest.ids for block_id in ids) if newest else 0
         )
 
+    def own_blocks(self, ref: SessionRef) -> int:
+        """Protected blocks of its newest branch that the session holds alone."""
+        newest = self._newest(ref)
+        return newest.strong.blocks if newest is not None else 0
+
     def _newest(self, ref: SessionRef) -> Frontier | None:
         held = self._held.get(ref)
         return held.frontiers[-1] if held and held.frontiers else None

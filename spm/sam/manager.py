@@ -66,6 +66,8 @@ class SessionAwareManager:
         self._table: BlockTable | None = None
         self.claims: SessionClaims | None = None
         """None: hints do not act on the pool."""
+        self.when_said: Callable[[SessionRef], None] = lambda ref: None
+        """Told when the class of a session that is away may have changed."""
 
     def bind(self, pool: "BlockPool") -> None:
         """Take over the order of vLLM's free blocks, if the pool is as expected."""
@@ -145,6 +147,7 @@ class SessionAwareManager:
         otherwise it was forgotten, and they become ordinary."""
         if self.claims is not None:
             self.claims.forget(ref, FINISHED if told else ORDINARY)
+            self.when_said(ref)
 
     def _retention(self, hint: AgentHint) -> Retention:
         """A hint about a part of the blocks only associates while ranges are off."""
@@ -165,6 +168,7 @@ class SessionAwareManager:
         standing = self.claims.standing(ref)
         retention = standing if is_protected(standing) else EXPECTED
         held = self.claims.restore(ref, retention, blocks, renew=renew)
+        self.when_said(ref)
         self._counters.add(Metric.SAM_SECONDS, perf_counter() - started_s)
         return held
 
@@ -176,11 +180,20 @@ class SessionAwareManager:
         known = self.claims.release(ref, DEMOTED, blocks=blocks, own_refs=own_refs)
         if blocks is None:
             self.claims.note(ref, Retention(Zone.DEMOTED))
+            self.when_said(ref)
         return known
 
     def low_free(self, limit: int) -> int:
         """Free blocks that nobody wants kept, counted up to ``limit``; 0 without a pool."""
         return self._table.queue.count_low(limit) if self._table is not None else 0
+
+    def state(self, ref: SessionRef) -> tuple[Zone, float]:
+        """The class last chosen for a session, and the seconds it is still protected."""
+        return self.claims.state(ref) if self.claims is not None else (Zone.ORDINARY, 0.0)
+
+    def own_blocks(self, ref: SessionRef) -> int:
+        """Protected blocks of the pool that a session alone holds, of its newest branch."""
+        return self.claims.own_blocks(ref) if self.claims is not None else 0
 
     # --- management --------------------------------------------------------------------
 
@@ -192,8 +205,11 @@ class SessionAwareManager:
         if retention.zone is Zone.FINISHED:
             known = self.claims.release(ref, FINISHED)
             self.claims.note(ref, retention)
-            return retention, Association(blocks=known)
-        return retention, self.claims.retain(ref, retention)
+            done = Association(blocks=known)
+        else:
+            done = self.claims.retain(ref, retention)
+        self.when_said(ref)
+        return retention, done
 
     def edit(
         self, ref: SessionRef, edit: Edit, *, own_refs: int = 0, operation_id: str = ""

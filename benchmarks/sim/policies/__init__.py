@@ -1,0 +1,1 @@
+"""Policies to compare: one small class each."""

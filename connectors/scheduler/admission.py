@@ -1,0 +1,142 @@
+"""Sessions that resume go first: a request that would displace them waits, for a while.
+
+vLLM admits requests in the order of their arrival. In a closed loop of agents that need more
+than the pool, whoever is next takes the blocks of whoever comes after it, so that everybody
+finds its blocks gone (the order in which an LRU cache fails on a cycle). Continuum (arXiv
+2511.02230) and others admit by program for that reason; here it is a bounded delay of requests
+that name a session, by vLLM's own way to say "ask again". Scheduler thread only.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from connectors.groups import CacheGeometry
+from spm.config import SamConfig
+from spm.metrics import Counters, Metric
+from spm.sam.manager import SessionAwareManager
+from spm.sam.zones import Zone
+from tracker.ids import SessionRef
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class _Reserved:
+    """Free blocks of one session that is expected back, or whose request waits already."""
+
+    blocks: int
+    until_s: float
+
+
+class AdmissionGate:
+    """Which requests are let wait. Holds nothing longer than ``sam.resume_first_s``, reserves
+    nothing for a session longer than ``sam.soon_s``, and lets everything in while the engine
+    has nothing else to do."""
+
+    def __init__(
+        self,
+        config: SamConfig,
+        geometry: CacheGeometry,
+        sam: SessionAwareManager,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hold_s = config.resume_first_s
+        self._soon_s = config.soon_s
+        self._geometry = geometry
+        self._sam = sam
+        self._counters = counters
+        self._clock = clock
+        self.pool: BlockPool | None = None
+        """vLLM's; None: nothing is held. Set before the first step."""
+        self._reserved: dict[SessionRef, _Reserved] = {}
+        self._reserved_blocks = 0
+        self._ends: list[tuple[float, int, SessionRef]] = []
+        """Heap; entries of reservations that are gone or last longer by now are skipped."""
+        self._numbers = count()
+        self._held: set[str] = set()
+        self._engine_is_idle = True
+
+    # --- sessions ----------------------------------------------------------------------
+
+    def said(self, ref: SessionRef) -> None:
+        """Something was said of an idle session, or its last request has ended."""
+        zone, left_s = self._sam.state(ref)
+        self._drop(ref)
+        if zone is Zone.SOON and left_s > 0:
+            until_s = self._clock() + min(left_s, self._soon_s)
+            self._reserve(ref, _Reserved(self._sam.own_blocks(ref), until_s))
+
+    def _reserve(self, ref: SessionRef, one: _Reserved) -> None:
+        self._reserved[ref] = one
+        self._reserved_blocks += one.blocks
+        if one.until_s < math.inf:
+            heapq.heappush(self._ends, (one.until_s, next(self._numbers), ref))
+
+    def _drop(self, ref: SessionRef) -> None:
+        one = self._reserved.pop(ref, None)
+        if one is not None:
+            self._reserved_blocks -= one.blocks
+
+    def _expire(self) -> None:
+        now_s = self._clock()
+        while self._ends and self._ends[0][0] <= now_s:
+            _, _, ref = heapq.heappop(self._ends)
+            one = self._reserved.get(ref)
+            if one is not None and one.until_s <= now_s:
+                self._drop(ref)
+
+    def arrived(self, ref: SessionRef) -> None:
+        """The session is back: what it has stays reserved until its request is let in."""
+        one = self._reserved.get(ref)
+        if one is not None:
+            one.until_s = math.inf
+
+    # --- requests ----------------------------------------------------------------------
+
+    def holds(
+        self, request: "Request", ref: SessionRef, arrived_s: float, local_tokens: int
+    ) -> bool:
+        """Whether vLLM is to ask again: the request would need blocks of sessions that are
+        expected back soon, and has not waited its time yet."""
+        if self.pool is None:
+            return False
+        self._expire()
+        resumes = ref in self._reserved and 2 * local_tokens >= request.num_tokens
+        if resumes or self._engine_is_idle or self._fits(request, local_tokens):
+            self._held.discard(request.request_id)
+            self._engine_is_idle = False
+            return False
+        if self._clock() - arrived_s >= self._hold_s:
+            return False
+        if request.request_id not in self._held:
+            self._held.add(request.request_id)
+            self._counters.add(Metric.ADMISSIONS_HELD)
+        return True
+
+    def _fits(self, request: "Request", local_tokens: int) -> bool:
+        """Whether there are blocks for it beside the reserved ones."""
+        assert self.pool is not None
+        needed = sum(
+            -(-request.num_tokens // group.block_tokens) - local_tokens // group.block_tokens
+            for group in self._geometry.groups
+        )
+        return needed <= self.pool.get_num_free_blocks() - self._reserved_blocks
+
+    def admitted(self, ref: SessionRef) -> None:
+        """vLLM has given a request of the session its blocks."""
+        self._drop(ref)
+
+    def ended(self, request_id: str) -> None:
+        """The request is gone."""
+        self._held.discard(request_id)
+
+    def end_step(self, scheduled_tokens: int) -> None:
+        """vLLM has scheduled a step."""
+        self._engine_is_idle = scheduled_tokens == 0

@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 from benchmarks.agents.workload import Trajectory
 from benchmarks.sim.costs import CostModel, Work
 from benchmarks.sim.hashes import block_hasher
-from benchmarks.sim.scheduler import make_scheduler, use_virtual_clock
+from benchmarks.sim.scheduler import WaitingPolicy, make_scheduler, use_virtual_clock
 from benchmarks.sim.worker import SimulatedWorker
 from connectors.metadata import StepCommands
 from connectors.session_aware import SessionAwareConnector
@@ -59,7 +59,7 @@ class SimulatedEngine:
         costs: CostModel,
         settings: Mapping[str, Any] | None,
         directory: Path,
-        policy: str = "fcfs",
+        policy: WaitingPolicy = "fcfs",
     ) -> None:
         self.costs = costs
         self.now_s = _WARM_START_S

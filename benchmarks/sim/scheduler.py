@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from vllm.config import (
@@ -27,10 +27,15 @@ from spm.config import SpmConfig
 from spm.keys import Rank
 
 MAX_MODEL_LEN = 262_144
+WaitingPolicy = Literal["fcfs", "priority"]
+"""Of vLLM's waiting queue."""
 
 
 def make_scheduler(
-    costs: CostModel, settings: Mapping[str, Any] | None, directory: Path, policy: str = "fcfs"
+    costs: CostModel,
+    settings: Mapping[str, Any] | None,
+    directory: Path,
+    policy: WaitingPolicy = "fcfs",
 ) -> Scheduler:
     """``settings``: of our connector; None: stock vLLM. ``policy``: of its waiting queue."""
     config = _vllm_config(costs, settings, directory, policy)
@@ -51,7 +56,7 @@ def make_scheduler(
 
 
 def _vllm_config(
-    costs: CostModel, settings: Mapping[str, Any] | None, directory: Path, policy: str
+    costs: CostModel, settings: Mapping[str, Any] | None, directory: Path, policy: WaitingPolicy
 ) -> VllmConfig:
     transfer = None
     if settings is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from connectors.groups import CacheGeometry
 from spm.config import SamConfig
-from spm.metrics import Counters, Metric
+from spm.errors import IntegrityError
 from spm.sam.manager import SessionAwareManager
 from spm.sam.zones import Zone
 from tracker.ids import SessionRef
@@ -24,6 +24,9 @@ from tracker.ids import SessionRef
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
+
+_STALE = 1024
+"""Entries of the heap that may be out of date before it is made anew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,23 +47,21 @@ class AdmissionGate:
         config: SamConfig,
         geometry: CacheGeometry,
         sam: SessionAwareManager,
-        counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._hold_s = config.resume_first_s
         self._soon_s = config.soon_s
         self._geometry = geometry
         self._sam = sam
-        self._counters = counters
         self._clock = clock
         self.pool: BlockPool | None = None
         """vLLM's; None: nothing is held. Set before the first step."""
         self._reserved: dict[SessionRef, _Reserved] = {}
-        self._reserved_blocks = 0
+        self.reserved_blocks = 0
+        """Of all sessions together."""
         self._ends: list[tuple[float, int, SessionRef]] = []
         """Heap; entries of reservations that are gone or last longer by now are skipped."""
         self._numbers = count()
-        self._held: set[str] = set()
         self._engine_is_idle = True
 
     # --- sessions ----------------------------------------------------------------------
@@ -75,16 +76,23 @@ class AdmissionGate:
 
     def _reserve(self, ref: SessionRef, one: _Reserved) -> None:
         self._reserved[ref] = one
-        self._reserved_blocks += one.blocks
-        if one.until_s < math.inf:
-            heapq.heappush(self._ends, (one.until_s, next(self._numbers), ref))
+        self.reserved_blocks += one.blocks
+        heapq.heappush(self._ends, (one.until_s, next(self._numbers), ref))
+        if len(self._ends) > 2 * len(self._reserved) + _STALE:
+            self._ends = [
+                (kept.until_s, next(self._numbers), whose)
+                for whose, kept in self._reserved.items()
+                if kept.until_s < math.inf
+            ]
+            heapq.heapify(self._ends)
 
     def _drop(self, ref: SessionRef) -> None:
         one = self._reserved.pop(ref, None)
         if one is not None:
-            self._reserved_blocks -= one.blocks
+            self.reserved_blocks -= one.blocks
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """What is overdue is reserved no longer."""
         now_s = self._clock()
         while self._ends and self._ends[0][0] <= now_s:
             _, _, ref = heapq.heappop(self._ends)
@@ -107,18 +115,12 @@ class AdmissionGate:
         expected back soon, and has not waited its time yet."""
         if self.pool is None:
             return False
-        self._expire()
+        self.expire()
         resumes = ref in self._reserved and 2 * local_tokens >= request.num_tokens
         if resumes or self._engine_is_idle or self._fits(request, local_tokens):
-            self._held.discard(request.request_id)
             self._engine_is_idle = False
             return False
-        if self._clock() - arrived_s >= self._hold_s:
-            return False
-        if request.request_id not in self._held:
-            self._held.add(request.request_id)
-            self._counters.add(Metric.ADMISSIONS_HELD)
-        return True
+        return self._clock() - arrived_s < self._hold_s
 
     def _fits(self, request: "Request", local_tokens: int) -> bool:
         """Whether there are blocks for it beside the reserved ones."""
@@ -127,15 +129,17 @@ class AdmissionGate:
             -(-request.num_tokens // group.block_tokens) - local_tokens // group.block_tokens
             for group in self._geometry.groups
         )
-        return needed <= self.pool.get_num_free_blocks() - self._reserved_blocks
+        return needed <= self.pool.get_num_free_blocks() - self.reserved_blocks
 
     def admitted(self, ref: SessionRef) -> None:
         """vLLM has given a request of the session its blocks."""
         self._drop(ref)
 
-    def ended(self, request_id: str) -> None:
-        """The request is gone."""
-        self._held.discard(request_id)
+    def check_integrity(self) -> None:
+        """Raise :class:`IntegrityError` if reservations are miscounted."""
+        blocks = sum(one.blocks for one in self._reserved.values())
+        if blocks != self.reserved_blocks:
+            raise IntegrityError(f"{blocks} blocks reserved, {self.reserved_blocks} counted")
 
     def end_step(self, scheduled_tokens: int) -> None:
         """vLLM has scheduled a step."""

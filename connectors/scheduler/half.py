@@ -58,11 +58,11 @@ class SchedulerHalf:
         self._last_sizes: tuple[int, ...] = ()
         self._auto: AutoMode | None = None
         """None: what is not asked for is not decided."""
-        self._gate: AdmissionGate | None = None
+        self._admission: AdmissionGate | None = None
         """None: requests are admitted in vLLM's order."""
         if config.sam.enabled and config.sam.resume_first_s > 0:
             sam = self.sessions.sam
-            self._gate = AdmissionGate(config.sam, geometry, sam, counters, clock)
+            self._admission = AdmissionGate(config.sam, geometry, sam, clock)
             sam.when_said = self._said
         self._kv_events: TierEvents | None = None
         if config.pools:
@@ -112,11 +112,14 @@ class SchedulerHalf:
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
         """vLLM's cache manager: its block tables are read; the order in which its free
         blocks are taken becomes ours."""
-        self.sessions.bind(kv_cache_manager)
-        if self._gate is not None and self.sessions.sam.claims is not None:
-            self._gate.pool = kv_cache_manager.block_pool
+        self._bind_sessions(kv_cache_manager)
         if self.pooling is not None:
             self.pooling.bind(kv_cache_manager)
+
+    def _bind_sessions(self, kv_cache_manager: "KVCacheManager") -> None:
+        self.sessions.bind(kv_cache_manager)
+        if self._admission is not None and self.sessions.sam.claims is not None:
+            self._admission.pool = kv_cache_manager.block_pool
 
     def set_handshakes(self, handshakes: Iterable[LayoutHandshake]) -> None:
         """All ranks' layouts, after their KV caches were registered."""
@@ -130,8 +133,7 @@ class SchedulerHalf:
         ref = self.sessions.session_of(request)
         if self._auto is not None and ref is not None:
             self._auto.request_arrived(ref)
-        if self._gate is not None and ref is not None:
-            self._gate.arrived(ref)
+        self._note_arrival(ref)
         if self.pooling is not None:
             self.pooling.on_new_request(request)
 
@@ -139,10 +141,8 @@ class SchedulerHalf:
         self, request: "Request", local_tokens: int
     ) -> tuple[int | None, bool]:
         """vLLM's question; ``(None, False)`` means "ask again next step"."""
-        if self._gate is not None and not request.num_preemptions:
-            whose = self.sessions.arrival(request.request_id)
-            if whose is not None and self._gate.holds(request, *whose, local_tokens):
-                return None, False
+        if self.is_held(request, local_tokens):
+            return None, False
         self.sessions.admitted(request.request_id, local_tokens)
         if self.pooling is None:
             return 0, False
@@ -155,10 +155,7 @@ class SchedulerHalf:
         self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int
     ) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
-        if self._gate is not None:
-            whose = self.sessions.arrival(request.request_id)
-            if whose is not None:
-                self._gate.admitted(whose[0])
+        self.note_admitted(request)
         if self.pooling is not None:
             self.pooling.update_state_after_alloc(request, blocks, external_tokens)
 
@@ -174,8 +171,7 @@ class SchedulerHalf:
             sources = self.pooling.request_finished(request)
         ended = self.sessions.request_of(request.request_id)
         outcome = self.sessions.request_finished(request, loading=loading)
-        if self._gate is not None and ended is not None:
-            self._gate.ended(request.request_id)
+        if ended is not None:
             self._said(ended[0])
         if self._auto is not None and ended is not None and not loading:
             ref, hint = ended
@@ -183,17 +179,49 @@ class SchedulerHalf:
                 self._auto.request_finished(ref, hint)
         return {"spm": {**outcome, **(sources or {})}} if outcome is not None else None
 
+    # --- who goes first ----------------------------------------------------------------
+
+    def is_held(self, request: "Request", local_tokens: int) -> bool:
+        """Whether a session's request is to be asked about again, so that others resume."""
+        if self._admission is None or request.num_preemptions:
+            return False
+        whose = self.sessions.arrival(request.request_id)
+        if whose is None or not self._admission.holds(request, *whose, local_tokens):
+            return False
+        self.sessions.note_held(request.request_id)
+        return True
+
+    def _note_arrival(self, ref: SessionRef | None) -> None:
+        if self._admission is not None and ref is not None:
+            self._admission.arrived(ref)
+
+    def note_admitted(self, request: "Request") -> None:
+        """vLLM has given a request blocks."""
+        if self._admission is not None:
+            whose = self.sessions.arrival(request.request_id)
+            if whose is not None:
+                self._admission.admitted(whose[0])
+
+    def _said(self, ref: SessionRef) -> None:
+        """Something was said of a session, or a request of it has ended; what counts is what is
+        said of it while it has none."""
+        if self._admission is not None and not self.manager.active_requests(ref):
+            self._admission.said(ref)
+
     # --- a step ------------------------------------------------------------------------
 
     def build_commands(self, scheduler_output: "SchedulerOutput") -> StepCommands | NoCommands:
         """Once a step, after vLLM has scheduled it: the tick."""
-        self.sessions.step(scheduler_output.preempted_req_ids or ())
-        if self._gate is not None:
-            self._gate.end_step(scheduler_output.total_num_scheduled_tokens)
+        self._step_sessions(scheduler_output)
         if self.pooling is None:
             return _NOTHING_TO_MOVE
         self.pooling.rate.note_step(scheduler_output.total_num_scheduled_tokens)
         return self.pooling.build_commands(scheduler_output)
+
+    def _step_sessions(self, scheduler_output: "SchedulerOutput") -> None:
+        self.sessions.step(scheduler_output.preempted_req_ids or ())
+        if self._admission is not None:
+            self._admission.end_step(scheduler_output.total_num_scheduled_tokens)
 
     def take_report(self, report: WorkerReport) -> None:
         """Workers' news of one step."""
@@ -220,11 +248,6 @@ class SchedulerHalf:
         pooling.tick()  # an idle engine takes no step
         pooling.operations.asleep = False
         return answer
-
-    def _said(self, ref: SessionRef) -> None:
-        """A session has a request, or may be expected back: the latter is what counts."""
-        if self._gate is not None and not self.manager.active_requests(ref):
-            self._gate.said(ref)
 
     def _closed(self, ref: SessionRef) -> None:
         """A session was ended or forgotten."""
@@ -292,6 +315,11 @@ class SchedulerHalf:
 
     def check_integrity(self, *, idle: bool = False) -> None:
         """Raise :class:`spm.errors.IntegrityError`; with ``idle`` also if anything is left."""
-        self.sessions.check_integrity(idle=idle)
+        self._check_sessions(idle=idle)
         if self.pooling is not None:
             self.pooling.check_integrity(idle=idle)
+
+    def _check_sessions(self, *, idle: bool) -> None:
+        self.sessions.check_integrity(idle=idle)
+        if self._admission is not None:
+            self._admission.check_integrity()

@@ -44,6 +44,8 @@ class _SessionRequest:
     arrived_s: float
     hit_tokens: int | None = None
     """That the GPU pool had when the request was first admitted."""
+    was_held: bool = False
+    """It has had to wait so that others could resume."""
 
 
 class SessionHooks:
@@ -61,6 +63,7 @@ class SessionHooks:
         self._geometry = geometry
         self._has_windows = geometry.has_windows
         self._clock = clock
+        self._counters = counters
         self._tick = 0
         self._tenants = TenantVerifier()
         windows = [at for at, g in enumerate(geometry.groups) if g.window_tokens is not None]
@@ -134,6 +137,13 @@ class SessionHooks:
         """Whose a running request is, and when it came; None if it is nobody's."""
         known = self._requests.get(request_id)
         return (known.ref, known.arrived_s) if known is not None else None
+
+    def note_held(self, request_id: str) -> None:
+        """The request has to wait so that others can resume."""
+        known = self._requests[request_id]
+        if not known.was_held:
+            known.was_held = True
+            self._counters.add(Metric.ADMISSIONS_HELD)
 
     def hit_tokens(self, request_id: str) -> int:
         """That vLLM found in its own pool when it first admitted the request."""

@@ -143,7 +143,7 @@ class WrappingHalf(SchedulerHalf):
         self._prefetches.on_published = self._kv_events.prefetched
 
     def bind(self, kv_cache_manager: "KVCacheManager") -> None:
-        self.sessions.bind(kv_cache_manager)
+        self._bind_sessions(kv_cache_manager)
         groups = kv_cache_manager.kv_cache_config.kv_cache_groups
         block_bytes = sum(
             group.kv_cache_spec.page_size_bytes * len(group.layer_names) * scale
@@ -161,12 +161,15 @@ class WrappingHalf(SchedulerHalf):
 
     def on_new_request(self, request: "Request") -> None:
         ref = self.sessions.session_of(request)
+        self._note_arrival(ref)
         if ref is not None:
             self.wrapped.request_arrived(ref)
 
     def must_wait(self, request: "Request", local_tokens: int) -> bool:
-        """Whether a fill that is on its way makes the request's hit in the GPU pool longer: in a
-        moment, at most ``load_deadline_s`` from now. O(1)."""
+        """Whether others are to resume first, or a fill that is on its way makes the request's hit
+        in the GPU pool longer: in a moment, at most ``load_deadline_s`` from now. O(1)."""
+        if self.is_held(request, local_tokens):
+            return True
         if not self._fills.is_loading or request.skip_reading_prefix_cache:
             return False
         block_tokens = self._geometry.alignment_tokens
@@ -189,6 +192,7 @@ class WrappingHalf(SchedulerHalf):
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks", external_tokens: int) -> None:
         """Blocks exist now. Called again, without external tokens, before or after."""
+        self.note_admitted(request)
         if external_tokens:
             self._loads.allocated(request.request_id, blocks, external_tokens)
 
@@ -208,6 +212,7 @@ class WrappingHalf(SchedulerHalf):
         gpu_tokens = self.sessions.hit_tokens(request_id)
         outcome = self.sessions.request_finished(request, loading=loading)
         assert outcome is not None
+        self._said(known[0])
         prompt = request.num_prompt_tokens
         sources = {
             "prompt_tokens": prompt,
@@ -223,7 +228,7 @@ class WrappingHalf(SchedulerHalf):
     def step(self, scheduler_output: "SchedulerOutput") -> StepOrders:
         """Once a step, after vLLM has scheduled it and directly before the wrapped connector
         builds its metadata: the tick."""
-        self.sessions.step(scheduler_output.preempted_req_ids or ())
+        self._step_sessions(scheduler_output)
         self.wrapped.tick()
         if not (self._lookups.busy or self._prefetches.busy):
             return _NO_ORDERS
@@ -284,7 +289,7 @@ class WrappingHalf(SchedulerHalf):
         self.wrapped.close()
 
     def check_integrity(self, *, idle: bool = False) -> None:
-        self.sessions.check_integrity(idle=idle)
+        self._check_sessions(idle=idle)
         self.wrapped.check_integrity(idle=idle)
         if idle and (len(self._loads) or self.has_pending_work()):
             raise IntegrityError(f"idle, but {len(self._loads)} requests with a load, or more")

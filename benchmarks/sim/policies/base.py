@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served, SimulatedEngine
+from benchmarks.sim.scheduler import WaitingPolicy
 from benchmarks.sim.tool_times import ToolTimes
 
 _BATCH_BYTES = 256 << 20
@@ -32,7 +33,7 @@ class Policy:
     """One way to decide what stays in the GPU pool. Stock vLLM, as it stands here."""
 
     name = "lru"
-    waiting_policy = "fcfs"
+    waiting_policy: WaitingPolicy = "fcfs"
     """Of vLLM's waiting queue."""
     loads_are_local = False
     """Whether what is loaded counts as found in the GPU pool."""

@@ -3,6 +3,7 @@
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.engine import Served
 from benchmarks.sim.policies.base import HintedPolicy
+from benchmarks.sim.scheduler import WaitingPolicy
 
 _LONG_TTL_S = 3600.0
 
@@ -14,7 +15,7 @@ class PageHints(HintedPolicy):
     ``lru``. Requests that resume a session of the first two go before others."""
 
     name = "page-hints"
-    waiting_policy = "priority"
+    waiting_policy: WaitingPolicy = "priority"
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served, SimulatedEngine
 from benchmarks.sim.policies.base import HostPolicy
+from benchmarks.sim.scheduler import WaitingPolicy
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -23,7 +24,7 @@ class TtlPin(HostPolicy):
     because of pins, the oldest go."""
 
     name = "ttl-pin"
-    waiting_policy = "priority"
+    waiting_policy: WaitingPolicy = "priority"
 
     def __init__(self) -> None:
         self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))

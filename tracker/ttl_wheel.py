@@ -88,7 +88,8 @@ class TtlWheel(Generic[E]):
         for tick in range(self._cursor_tick + 1, last_tick + 1):
             if limit is not None and len(self._overdue) >= limit:
                 break
-            self._overdue.update(dict.fromkeys(self._take_due(tick % len(self._slots), now_tick)))
+            for entry in self._take_due(tick % len(self._slots), now_tick):
+                self._overdue[entry] = None
             self._cursor_tick = tick
         else:
             self._cursor_tick = now_tick

@@ -82,6 +82,8 @@ class ServerSpec:
     """vLLM's own, for development: ``/reset_prefix_cache`` and others."""
     management: bool = False
     """Our endpoint plugin: the routes of :mod:`spm.http`."""
+    arguments: tuple[str, ...] = ()
+    """More of the command line; the last of each option counts."""
 
 
 def build_command(spec: ServerSpec, port: int) -> list[str]:
@@ -96,7 +98,7 @@ def build_command(spec: ServerSpec, port: int) -> list[str]:
     command += ["--dtype", "bfloat16" if _computes_bf16() else "float32"]
     if spec.connector is not None:
         command += ["--kv-transfer-config", json.dumps(spec.connector.transfer_config())]
-    return command
+    return [*command, *spec.arguments]
 
 
 def _computes_bf16() -> bool:

@@ -66,7 +66,6 @@ def main() -> int:
     report.costs = outcome.costs
     report.not_run = outcome.not_run
     report.counts["wall_s"] = time.monotonic() - started_s
-    report.counts |= {f"memory_gib_{name}": gib for name, gib in outcome.memory_gib.items()}
     print("\nmedians of the rounds; times to first token of resumed turns, then of all")
     print("\n".join(report.table()))
     for name, why in report.not_run.items():

@@ -9,6 +9,7 @@ matplotlib.use("Agg")  # before pyplot: draws into files only
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 _INCHES = (7.0, 4.0)
 _DPI = 120
@@ -71,7 +72,7 @@ def _finish(axes: Axes, title: str, unit: str) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def _save(figure: "pyplot.Figure", path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)

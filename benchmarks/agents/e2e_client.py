@@ -54,7 +54,7 @@ class Completions:
 
         Raises ``aiohttp.ClientError``, and ``ValueError`` for an answer that is not whole.
         """
-        body = _body(prompt, answer_tokens) | fields
+        body = {**_body(prompt, answer_tokens), **fields}
         tokens: list[int] = []
         times_s: list[float] = []
         cached = 0

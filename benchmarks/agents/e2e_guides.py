@@ -1,7 +1,7 @@
 """What agents tell a server of their sessions: nothing, hints, or hints and prefetches."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -94,7 +94,7 @@ class Prefetching:
         self.failures = 0
 
     @contextlib.asynccontextmanager
-    async def session(self, trajectory: Trajectory) -> Any:  # noqa: ANN401  an async generator
+    async def session(self, trajectory: Trajectory) -> AsyncIterator[Guided]:
         """Around the whole trajectory; at its end the server is told so."""
         async with self._spm.session(trajectory.name, trajectory.parent) as session:
             yield _PrefetchingSession(session, self._expect)

@@ -89,13 +89,12 @@ class Outcome:
     measures: list[RoundMeasures] = field(default_factory=list)
     logs: dict[tuple[str, int], RoundLog] = field(default_factory=dict)
     costs: Costs | None = None
-    memory_gib: dict[str, float] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
     """What was tried and does not run here, and why."""
 
 
 @dataclass(frozen=True)
-class Field:
+class Setup:
     """What runs: a server for each mode, and what they store in."""
 
     http: aiohttp.ClientSession
@@ -115,25 +114,25 @@ async def run_plan(plan: Plan, logs: Path, show: Callable[[str], None] = print) 
         show(f"  {NAME}: {said}")
     loaded: dict[str, list[Counters]] = {mode: [] for mode in plan.modes}
     async with contextlib.AsyncExitStack() as stack:
-        field_ = await _start(stack, plan, logs)
-        stock = Completions(field_.http, field_.servers[STOCK].url)
+        setup = await _start(stack, plan, logs)
+        stock = Completions(setup.http, setup.servers[STOCK].url)
         probe = Probe(stock.ask, random.Random(plan.seed))
         for mode in plan.modes:
-            await _round(plan, field_, MODES[mode], -1)
+            await _round(plan, setup, MODES[mode], -1)
         for number in range(plan.rounds):
             for mode in rotated(plan.modes, number):
-                measured, log, moved = await _round(plan, field_, MODES[mode], number)
+                measured, log, moved = await _round(plan, setup, MODES[mode], number)
                 outcome.measures.append(measured)
                 outcome.logs[mode, number] = log
                 loaded[mode].append(moved)
                 show(f"  {_line(measured)}")
             await probe.measure()
-            await field_.servers[STOCK].drop_gpu_cache()
+            await setup.servers[STOCK].drop_gpu_cache()
     outcome.costs = _costs(plan, probe, loaded)
     return outcome
 
 
-async def _start(stack: contextlib.AsyncExitStack, plan: Plan, logs: Path) -> Field:
+async def _start(stack: contextlib.AsyncExitStack, plan: Plan, logs: Path) -> Setup:
     store = await stack.enter_async_context(running_redis(logs))
     lmcache = None
     if LMCACHE in plan.modes:
@@ -151,25 +150,25 @@ async def _start(stack: contextlib.AsyncExitStack, plan: Plan, logs: Path) -> Fi
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_CONNECTION_S),
         )
     )
-    return Field(http, servers, store, lmcache)
+    return Setup(http, servers, store, lmcache)
 
 
 async def _round(
-    plan: Plan, field_: Field, mode: Mode, number: int
+    plan: Plan, setup: Setup, mode: Mode, number: int
 ) -> tuple[RoundMeasures, RoundLog, Counters]:
     """One closed loop from an empty cache; afterwards nothing of it is left."""
-    server = field_.servers[mode.name]
+    server = setup.servers[mode.name]
     tasks = plan.draw(number) if number >= 0 else plan.draw(number)[:_WARM_UP_TASKS]
     content = Content(plan.workload_seed(number))
     tiers = mode.name != LMCACHE
-    before = parse_counters(await read_metrics(field_.http, server.url), tiers=tiers)
+    before = parse_counters(await read_metrics(setup.http, server.url), tiers=tiers)
     async with guide_for(mode, server.url, plan.shape) as guide:
-        loop = ClosedLoop(Completions(field_.http, server.url).ask, guide, content)
-        async with watched_pool(field_.http, server.url) as pool:
+        loop = ClosedLoop(Completions(setup.http, server.url).ask, guide, content)
+        async with watched_pool(setup.http, server.url) as pool:
             log = await loop.run(tasks, plan.concurrency)
     prompts = sum(turn.prompt_tokens for turn in log.turns)
-    moved = await _settled(field_.http, server.url, before, prompts, tiers=tiers)
-    await _forget(field_, mode)
+    moved = await _settled(setup.http, server.url, before, prompts, tiers=tiers)
+    await _forget(setup, mode)
     measured = measure_round(
         RoundName(mode.name, number, plan.workload_seed(number)),
         log,
@@ -196,16 +195,16 @@ async def _settled(
         await asyncio.sleep(_POLL_S)
 
 
-async def _forget(field_: Field, mode: Mode) -> None:
+async def _forget(setup: Setup, mode: Mode) -> None:
     """Wait until it stores nothing more, and empty every tier."""
-    with redis.Redis(port=field_.store.port, db=mode.database or 0) as database:
+    with redis.Redis(port=setup.store.port, db=mode.database or 0) as database:
         if mode.database is not None:
             await _quiet(database)
-        reset = f"{field_.servers[mode.name].url}/reset_prefix_cache"
+        reset = f"{setup.servers[mode.name].url}/reset_prefix_cache"
         params = {"reset_external": "true"} if mode.is_ours else {}
-        await _reset(field_.http, reset, params)
-        if mode.name == LMCACHE and field_.lmcache is not None:
-            async with field_.http.post(f"{field_.lmcache.control_url}/cache/clear") as response:
+        await _reset(setup.http, reset, params)
+        if mode.name == LMCACHE and setup.lmcache is not None:
+            async with setup.http.post(f"{setup.lmcache.control_url}/cache/clear") as response:
                 response.raise_for_status()
         if mode.database is not None:
             database.flushdb()

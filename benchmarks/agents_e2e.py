@@ -31,16 +31,16 @@ _SHAPE = Shape(
     new_tokens=(100, 300),
     answer_median=20,
     answer_sigma=0.3,
-    turns=(4, 6),
+    turns=(4, 5),
     gap_scale=4.0,
     longest_gap_s=6.0,
     fan_out_share=0.06,
     children=(2, 2),
     child_turns=(2, 3),
 )
-"""Contexts from about 1,000 to about 2,500 tokens."""
-_SLOTS = 8
-_TASKS = 10
+"""Contexts from about 1,000 to about 2,300 tokens."""
+_SLOTS = 6
+_TASKS = 8
 
 
 def plan_for(options: Options) -> Plan:

@@ -17,7 +17,7 @@ BLOCK_TOKENS = 128
 STEP_TOKENS = 512
 """Of prompts in one step: no answer waits longer than such a chunk takes."""
 MAX_SEQS = 8
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 3072
 HOST_BYTES = 1 << 30
 """More than one round stores."""
 STOCK = "stock"

@@ -36,5 +36,5 @@ def refusal(log: str) -> str:
     for sign in _REFUSALS:
         for line in lines:
             if sign in line:
-                return " ".join(line.split())
+                return line.rpartition("] ")[2].strip()
     return "did not start, and its log does not tell why"

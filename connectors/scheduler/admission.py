@@ -117,6 +117,8 @@ class AdmissionGate:
             return False
         self.expire()
         resumes = ref in self._reserved and 2 * local_tokens >= request.num_tokens
+        if not resumes:
+            self._drop(ref)  # it lost its blocks after all: what is left is not worth waiting for
         if resumes or self._engine_is_idle or self._fits(request, local_tokens):
             self._engine_is_idle = False
             return False

@@ -40,14 +40,14 @@ _SHAPE = Shape(
 )
 """Contexts from about 1,000 to about 2,300 tokens."""
 _SLOTS = 6
-_TASKS = 8
+"""Tasks at a time, and in a round."""
 
 
 def plan_for(options: Options) -> Plan:
     """What a run of these options does."""
     if options.quick:
-        return Plan((STOCK, BEST), 3, _SHAPE, _SLOTS, _SLOTS, options.seed)
-    return Plan(tuple(MODES), 5, _SHAPE, _TASKS, _SLOTS, options.seed, with_offloading=True)
+        return Plan((STOCK, BEST), 2, _SHAPE, _SLOTS, _SLOTS, options.seed)
+    return Plan(tuple(MODES), 5, _SHAPE, _SLOTS, _SLOTS, options.seed, with_offloading=True)
 
 
 def main() -> int:

@@ -20,6 +20,12 @@ MAX_SEQS = 8
 MAX_MODEL_LEN = 3072
 HOST_BYTES = 1 << 30
 """More than one round stores."""
+RESUME_FIRST = {
+    "resume_first_s": 60.0,
+    "max_protected_share": 1.0,
+    "max_tenant_protected_share": 1.0,
+}
+"""As the README tells who has more agents than the pool holds."""
 STOCK = "stock"
 LMCACHE = "lmcache"
 BEST = "redis_prefetch"
@@ -90,7 +96,8 @@ def _connector(mode: Mode, redis_url: str, lmcache_url: str | None) -> Connector
     if mode.host_bytes is None:
         return None
     url = None if mode.database is None else f"{redis_url}/{mode.database}"
-    return ConnectorSettings(mode.host_bytes, url)
+    others = {} if mode.say is Say.NOTHING else {"sam": RESUME_FIRST}
+    return ConnectorSettings(mode.host_bytes, url, others)
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 # make demo   install what is needed, then run the main job on a real model; STORE=lmcache: over LMCache
 # make test   install what is needed, then lint, types and all tests
+# make bench  agents on real vLLM, the simulator, micro benchmarks (bench-quick: less of each)
 # make soak   half an hour of everything going wrong at once
 PYTHON ?= python3
 VENV   := .venv
@@ -11,9 +12,11 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 # Where the demo keeps KV: redis or lmcache
 STORE ?= redis
+# Where results of `make bench` go
+RESULTS ?= bench-results
 
 .DEFAULT_GOAL := test
-.PHONY: demo known-store test lint format bench soak install system clean broken-builds
+.PHONY: demo known-store test lint format bench bench-quick soak install system clean broken-builds
 
 demo: known-store install
 	$(BIN)/spm demo --store $(STORE)
@@ -35,8 +38,16 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install
-	$(BIN)/python benchmarks/resume_ttft.py --quick
+# Every table of docs/benchmarks.md, with JSON and pictures in $(RESULTS). `-`: one that misses
+# a bound says so, and the next one runs all the same.
+bench bench-quick: install
+	@mkdir -p $(RESULTS)
+	-$(BIN)/python benchmarks/agents_e2e.py $(QUICK) --json $(RESULTS)/agents_e2e.json
+	-$(BIN)/python benchmarks/sim/check.py $(RESULTS)/agents_e2e.json --json $(RESULTS)/sim_check.json
+	-$(BIN)/python benchmarks/sim/run.py $(QUICK) --json $(RESULTS)/sim.json
+	-$(BIN)/python benchmarks/micro/run.py $(QUICK) --json $(RESULTS)/micro.json
+
+bench-quick: QUICK = --quick
 
 # Half an hour of agents while Redis fails in every way; says whether it was survived.
 soak: install

@@ -24,8 +24,9 @@ from benchmarks.sim.worker import SimulatedWorker
 from connectors.metadata import StepCommands
 from connectors.session_aware import SessionAwareConnector
 
-_QUANTUM = 8
-"""Tokens that a request decodes in a step without prefill."""
+QUANTUM = 8
+"""Tokens that a request decodes in a step without prefill. Who comes in between waits for its
+end: with answers of 500 tokens a run takes about 2 % longer than with one token a step."""
 _WARM_START_S = 1000.0
 """The clock's first reading: deadlines are whole seconds."""
 _IDLE_S = 0.005
@@ -60,8 +61,10 @@ class SimulatedEngine:
         settings: Mapping[str, Any] | None,
         directory: Path,
         policy: WaitingPolicy = "fcfs",
+        quantum: int = QUANTUM,
     ) -> None:
         self.costs = costs
+        self._quantum = quantum
         self.now_s = _WARM_START_S
         self.scheduler = make_scheduler(costs, settings, directory, policy)
         self.connector: SessionAwareConnector | None = None
@@ -219,8 +222,8 @@ class SimulatedEngine:
         names, drafts = [], []
         for request in self.scheduler.running:
             left = request.max_tokens - request.num_output_tokens
-            if request.num_output_tokens and left > 1:
+            if request.num_output_tokens and min(left, self._quantum) > 1:
                 names.append(request.request_id)
-                drafts.append([0] * (min(_QUANTUM, left) - 1))
+                drafts.append([0] * (min(self._quantum, left) - 1))
         if names:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.agents.workload import Trajectory
 from benchmarks.sim.agents import Agent, Crowd
 from benchmarks.sim.costs import CostModel
-from benchmarks.sim.engine import Served, SimulatedEngine
+from benchmarks.sim.engine import QUANTUM, Served, SimulatedEngine
 from benchmarks.sim.measures import Run
 from benchmarks.sim.policies.base import Policy
 
@@ -20,11 +20,14 @@ def simulate(
     costs: CostModel,
     directory: Path,
     spread_s: float = 5.0,
+    quantum: int = QUANTUM,
 ) -> Run:
     """``directory``: with a model's configuration. The same arguments give the same run."""
     wall_s = time.perf_counter()
     costs = policy.machine(costs)
-    engine = SimulatedEngine(costs, policy.settings(costs), directory, policy.waiting_policy)
+    engine = SimulatedEngine(
+        costs, policy.settings(costs), directory, policy.waiting_policy, quantum
+    )
     policy.bind(engine)
     run = Run(policy.name, concurrency)
     started_s = engine.now_s

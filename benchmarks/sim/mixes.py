@@ -40,12 +40,12 @@ class Mix:
 
 _C = (28, 36, 44, 52)
 FULL = (
-    Mix("coding", "coding agents, FP8 KV", CODING, QWEN3_32B_FP8, _C, ALL, 3),
-    Mix("coding-bf16", "coding agents, BF16 KV", CODING, QWEN3_32B_BF16, _C, ALL, 1),
+    Mix("coding", "coding agents, FP8 KV", CODING, QWEN3_32B_FP8, _C, ALL, 2),
+    Mix("coding-bf16", "coding agents, BF16 KV", CODING, QWEN3_32B_BF16, (28, 52), ALL, 1),
     Mix("crowd", "many coding agents, FP8 KV", CODING, QWEN3_32B_FP8, (128, 512), _FEW, 1, 1),
     Mix("long-70k", "contexts of 70,000, FP8 KV", _LONG_70K, QWEN3_32B_FP8, (12,), ALL, 1),
     Mix("long-195k", "contexts of 195,000, FP8 KV", _LONG_195K, QWEN3_32B_FP8, (4,), ALL, 1),
-    Mix("chat", "people, FP8 KV", _CHAT, QWEN3_32B_FP8, (400,), ALL, 1, spread_s=120.0),
+    Mix("chat", "people, FP8 KV", _CHAT, QWEN3_32B_FP8, (256,), ALL, 1, 1, 120.0),
 )
 QUICK = (
     Mix("coding", "coding agents, FP8 KV", CODING, QWEN3_32B_FP8, (28, 52), _FEW, 1),

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, from anywhere
@@ -57,6 +57,12 @@ def run_mixes(mixes: Sequence[Mix], first_seed: int) -> dict[str, Runs]:
             (mix.name, name, c, seed): processes.submit(one_run, mix, name, c, seed)
             for mix, name, c, seed in order
         }
+        names = {
+            future: f"{name} in {mix}, c = {c}" for (mix, name, c, _), future in waiting.items()
+        }
+        for done, future in enumerate(as_completed(waiting.values()), 1):
+            wall_s = future.result().wall_s
+            print(f"  {done} of {len(waiting)}: {names[future]}, {wall_s:.0f} s", flush=True)
         for mix, name, concurrency, seed in wanted:
             run = waiting[mix.name, name, concurrency, seed].result()
             found[mix.name][name, concurrency].append(run)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from spm.cli import demo, edits, sessions, status, top, version
+from spm.cli import demo, edits, plan, sessions, status, top, version
 from spm.cli.outcomes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE_HELP, report
 from spm.demo.runner import run_demo
 from spm.errors import SpmError
@@ -41,6 +41,7 @@ def _build_parser() -> argparse.ArgumentParser:
     sessions.add(commands)
     edits.add(commands)
     top.add(commands)
+    plan.add(commands)
     demo.add(commands, run_demo)
     version.add(commands)
     return parser

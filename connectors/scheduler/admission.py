@@ -8,7 +8,6 @@ that name a session, by vLLM's own way to say "ask again". Scheduler thread only
 """
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -35,6 +34,8 @@ class _Reserved:
 
     blocks: int
     until_s: float
+    waits: bool = False
+    """Its request has come."""
 
 
 class AdmissionGate:
@@ -62,7 +63,12 @@ class AdmissionGate:
         self._ends: list[tuple[float, int, SessionRef]] = []
         """Heap; entries of reservations that are gone or last longer by now are skipped."""
         self._numbers = count()
-        self._engine_is_idle = True
+        self._num_waiting = 0
+        """Reservations whose session is back and waits to be let in."""
+        self._is_counted = False
+        """Whether reservations were counted anew in this step."""
+        self._idle_steps = 1
+        """Steps since one in which something was scheduled."""
 
     # --- sessions ----------------------------------------------------------------------
 
@@ -77,12 +83,11 @@ class AdmissionGate:
     def _reserve(self, ref: SessionRef, one: _Reserved) -> None:
         self._reserved[ref] = one
         self.reserved_blocks += one.blocks
+        self._num_waiting += one.waits
         heapq.heappush(self._ends, (one.until_s, next(self._numbers), ref))
         if len(self._ends) > 2 * len(self._reserved) + _STALE:
             self._ends = [
-                (kept.until_s, next(self._numbers), whose)
-                for whose, kept in self._reserved.items()
-                if kept.until_s < math.inf
+                (kept.until_s, next(self._numbers), whose) for whose, kept in self._reserved.items()
             ]
             heapq.heapify(self._ends)
 
@@ -90,6 +95,7 @@ class AdmissionGate:
         one = self._reserved.pop(ref, None)
         if one is not None:
             self.reserved_blocks -= one.blocks
+            self._num_waiting -= one.waits
 
     def expire(self) -> None:
         """What is overdue is reserved no longer."""
@@ -101,10 +107,13 @@ class AdmissionGate:
                 self._drop(ref)
 
     def arrived(self, ref: SessionRef) -> None:
-        """The session is back: what it has stays reserved until its request is let in."""
+        """The session is back: what it has stays reserved until its request is let in, as long
+        as a request waits at most."""
         one = self._reserved.get(ref)
-        if one is not None:
-            one.until_s = math.inf
+        if one is not None and not one.waits:
+            self._drop(ref)
+            until_s = self._clock() + self._hold_s
+            self._reserve(ref, _Reserved(one.blocks, until_s, waits=True))
 
     # --- requests ----------------------------------------------------------------------
 
@@ -116,33 +125,60 @@ class AdmissionGate:
         if self.pool is None:
             return False
         self.expire()
-        resumes = ref in self._reserved and 2 * local_tokens >= request.num_tokens
-        if not resumes:
-            self._drop(ref)  # it lost its blocks after all: what is left is not worth waiting for
-        if resumes or self._engine_is_idle or self._fits(request, local_tokens):
-            self._engine_is_idle = False
+        if self._resumes(ref, local_tokens) or self._has_nothing_else():
             return False
-        return self._clock() - arrived_s < self._hold_s
+        return not self._fits(request, local_tokens) and self._clock() - arrived_s < self._hold_s
+
+    def _resumes(self, ref: SessionRef, local_tokens: int) -> bool:
+        """Whether the session still has most of what was reserved for it. One that lost it after
+        all reserves nothing any more: what is left is not worth waiting for."""
+        own = self._reserved.get(ref)
+        if own is None:
+            return False
+        groups = self._geometry.groups
+        if 2 * sum(local_tokens // group.block_tokens for group in groups) >= own.blocks:
+            return True
+        self._drop(ref)
+        return False
+
+    def _has_nothing_else(self) -> bool:
+        """Whether the engine is idle, and those that resume have had a step to go first."""
+        return self._idle_steps > (1 if self._num_waiting else 0)
 
     def _fits(self, request: "Request", local_tokens: int) -> bool:
         """Whether there are blocks for it beside the reserved ones."""
         assert self.pool is not None
-        needed = sum(
-            -(-request.num_tokens // group.block_tokens) - local_tokens // group.block_tokens
-            for group in self._geometry.groups
-        )
-        return needed <= self.pool.get_num_free_blocks() - self.reserved_blocks
+        tokens, needed = request.num_tokens, 0
+        for group in self._geometry.groups:
+            first = max(local_tokens // group.block_tokens, group.first_needed_block(tokens))
+            needed += -(-tokens // group.block_tokens) - first
+        free = self.pool.get_num_free_blocks()
+        if needed > free - self.reserved_blocks and not self._is_counted:
+            self._count_anew()
+        return needed <= free - self.reserved_blocks
+
+    def _count_anew(self) -> None:
+        """Of what was reserved some may be gone: taken by others, evicted, or the cache was
+        reset. At most once a step; O(reservations)."""
+        self._is_counted = True
+        for ref, one in self._reserved.items():
+            blocks = min(one.blocks, self._sam.own_blocks(ref))
+            self.reserved_blocks -= one.blocks - blocks
+            one.blocks = blocks
 
     def admitted(self, ref: SessionRef) -> None:
         """vLLM has given a request of the session its blocks."""
         self._drop(ref)
+        self._idle_steps = 0
 
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` if reservations are miscounted."""
         blocks = sum(one.blocks for one in self._reserved.values())
-        if blocks != self.reserved_blocks:
+        waiting = sum(one.waits for one in self._reserved.values())
+        if blocks != self.reserved_blocks or waiting != self._num_waiting:
             raise IntegrityError(f"{blocks} blocks reserved, {self.reserved_blocks} counted")
 
     def end_step(self, scheduled_tokens: int) -> None:
         """vLLM has scheduled a step."""
-        self._engine_is_idle = scheduled_tokens == 0
+        self._is_counted = False
+        self._idle_steps = 0 if scheduled_tokens else self._idle_steps + 1

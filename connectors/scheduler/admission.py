@@ -34,6 +34,8 @@ class _Reserved:
 
     blocks: int
     until_s: float
+    had: int
+    """Blocks when it went away."""
     waits: bool = False
     """Its request has come."""
 
@@ -78,7 +80,8 @@ class AdmissionGate:
         self._drop(ref)
         if zone is Zone.SOON and left_s > 0:
             until_s = self._clock() + min(left_s, self._soon_s)
-            self._reserve(ref, _Reserved(self._sam.own_blocks(ref), until_s))
+            blocks = self._sam.own_blocks(ref)
+            self._reserve(ref, _Reserved(blocks, until_s, blocks))
 
     def _reserve(self, ref: SessionRef, one: _Reserved) -> None:
         self._reserved[ref] = one
@@ -113,7 +116,7 @@ class AdmissionGate:
         if one is not None and not one.waits:
             self._drop(ref)
             until_s = self._clock() + self._hold_s
-            self._reserve(ref, _Reserved(one.blocks, until_s, waits=True))
+            self._reserve(ref, _Reserved(one.blocks, until_s, one.had, waits=True))
 
     # --- requests ----------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class AdmissionGate:
         if own is None:
             return False
         groups = self._geometry.groups
-        if 2 * sum(local_tokens // group.block_tokens for group in groups) >= own.blocks:
+        if 2 * sum(local_tokens // group.block_tokens for group in groups) >= own.had:
             return True
         self._drop(ref)
         return False

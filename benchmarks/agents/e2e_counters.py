@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 
 import aiohttp
 
 from spm.demo.metrics_client import TokenSources, parse_sources
+from spm.metrics_page import MetricsPage
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(\{.*\})? ([^ ]+)")
 _POOL_USE = "vllm:kv_cache_usage_perc"
 _POLL_S = 0.5
 
@@ -39,38 +38,30 @@ class Counters:
         return Counters(self.sources - other.sources, **less)
 
 
-_NAMES = {
-    "loaded_host_bytes": ("spm:loaded_bytes_total", 'tier="host"'),
-    "loaded_remote_bytes": ("spm:loaded_bytes_total", 'tier="remote"'),
-    "saved_host_bytes": ("spm:saved_bytes_total", 'tier="host"'),
-    "saved_remote_bytes": ("spm:saved_bytes_total", 'tier="remote"'),
-    "loaded_host_blocks": ("spm:loaded_blocks_total", 'tier="host"'),
-    "loaded_remote_blocks": ("spm:loaded_blocks_total", 'tier="remote"'),
-    "load_s": ("spm:load_seconds_total", ""),
-    "prefetched_gpu_blocks": ("spm:prefetched_blocks_total", 'target="gpu"'),
-    "prefetched_host_blocks": ("spm:prefetched_blocks_total", 'target="host"'),
-    "preemptions": ("vllm:num_preemptions_total", ""),
+_NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    "loaded_host_bytes": ("spm:loaded_bytes_total", {"tier": "host"}),
+    "loaded_remote_bytes": ("spm:loaded_bytes_total", {"tier": "remote"}),
+    "saved_host_bytes": ("spm:saved_bytes_total", {"tier": "host"}),
+    "saved_remote_bytes": ("spm:saved_bytes_total", {"tier": "remote"}),
+    "loaded_host_blocks": ("spm:loaded_blocks_total", {"tier": "host"}),
+    "loaded_remote_blocks": ("spm:loaded_blocks_total", {"tier": "remote"}),
+    "load_s": ("spm:load_seconds_total", {}),
+    "prefetched_gpu_blocks": ("spm:prefetched_blocks_total", {"target": "gpu"}),
+    "prefetched_host_blocks": ("spm:prefetched_blocks_total", {"target": "host"}),
+    "preemptions": ("vllm:num_preemptions_total", {}),
 }
 
 
 def parse_counters(text: str, *, tiers: bool) -> Counters:
     """From Prometheus' text format. ``tiers``: whether it tells which tier loads came from."""
-    samples = _samples(text)
-    totals = {
-        field: sum(value for found, labels, value in samples if found == name and label in labels)
-        for field, (name, label) in _NAMES.items()
-    }
+    page = MetricsPage(text)
+    totals = {field: page.total(name, **labels) for field, (name, labels) in _NAMES.items()}
     return Counters(parse_sources(text, tiers=tiers), **totals)
 
 
 def parse_pool_use(text: str) -> float:
     """The share of the pool's blocks that requests hold now; cached free ones do not count."""
-    return max((value for name, _, value in _samples(text) if name == _POOL_USE), default=0.0)
-
-
-def _samples(text: str) -> list[tuple[str, str, float]]:
-    found = (_SAMPLE.match(line) for line in text.splitlines())
-    return [(one[1], one[2] or "", float(one[3])) for one in found if one is not None]
+    return MetricsPage(text).largest(_POOL_USE)
 
 
 async def read_metrics(http: aiohttp.ClientSession, url: str) -> str:

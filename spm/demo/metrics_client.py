@@ -1,17 +1,16 @@
 """Where the tokens of one prompt came from, read from the server's own ``/metrics``."""
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
 
 import aiohttp
 
+from spm.metrics_page import MetricsPage
+
 _VLLM_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _SPM_LOADED = "spm:loaded_tokens_total"
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SETTLE_TIMEOUT_S = 3.0
 _SETTLE_POLL_S = 0.1
 
@@ -46,25 +45,18 @@ def parse_sources(text: str, *, tiers: bool = True) -> TokenSources:
 
     Without ``tiers`` somebody else's connector loads, and what comes from it is all ``remote``:
     which of its tiers it was is not told."""
-    totals: dict[tuple[str, str], float] = {}
-    for line in text.splitlines():
-        sample = _SAMPLE.match(line)
-        if sample is None or sample[1] not in (_VLLM_BY_SOURCE, _SPM_LOADED):
-            continue
-        labels = dict(_LABEL.findall(sample[2] or ""))
-        key = (sample[1], labels.get("source") or labels.get("tier") or "")
-        totals[key] = totals.get(key, 0.0) + float(sample[3])
+    page = MetricsPage(text)
 
-    def tokens(name: str, label: str) -> int:
-        return int(totals.get((name, label), 0.0))
+    def from_source(source: str) -> int:
+        return int(page.total(_VLLM_BY_SOURCE, source=source))
 
-    external = tokens(_VLLM_BY_SOURCE, "external_kv_transfer")
+    external = from_source("external_kv_transfer")
     return TokenSources(
-        gpu=tokens(_VLLM_BY_SOURCE, "local_cache_hit"),
+        gpu=from_source("local_cache_hit"),
         external=external,
-        computed=tokens(_VLLM_BY_SOURCE, "local_compute"),
-        host=tokens(_SPM_LOADED, "host") if tiers else 0,
-        remote=tokens(_SPM_LOADED, "remote") if tiers else external,
+        computed=from_source("local_compute"),
+        host=int(page.total(_SPM_LOADED, tier="host")) if tiers else 0,
+        remote=int(page.total(_SPM_LOADED, tier="remote")) if tiers else external,
     )
 
 

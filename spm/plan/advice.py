@@ -4,13 +4,11 @@ Each rule looks at counters since the server's start and gauges of now, and says
 a number that carries it.
 """
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from spm.metrics_page import MetricsPage
+
 _FULL_POOL = 0.9
 _OFTEN = 0.01
 """A share of requests or blocks that is worth a word."""
@@ -24,41 +22,10 @@ class Advice:
     why: str
 
 
-class Samples:
-    """A page of Prometheus' text format, summed over engines."""
-
-    def __init__(self, text: str) -> None:
-        self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
-        for line in text.splitlines():
-            sample = _SAMPLE.match(line)
-            if sample is None:
-                continue
-            try:
-                value = float(sample[3])
-            except ValueError:
-                continue
-            self._by_name[sample[1]].append((dict(_LABEL.findall(sample[2] or "")), value))
-
-    def total(self, name: str, **labels: str) -> float:
-        """Sum of the samples that carry these labels; 0 without any."""
-        return sum(
-            value for found, value in self._by_name.get(name, ()) if labels.items() <= found.items()
-        )
-
-    def largest(self, name: str) -> float:
-        """Of all engines; 0 without any."""
-        return max((value for _, value in self._by_name.get(name, ())), default=0.0)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether our connector runs there."""
-        return any(name.startswith("spm:") for name in self._by_name)
-
-
 def advise(text: str) -> list[Advice]:
     """Everything that a metrics page supports, the most harmful first."""
-    samples = Samples(text)
-    if not samples.is_ours:
+    samples = MetricsPage(text)
+    if not samples.has_any("spm:"):
         change = "run vLLM with the connector (--kv-transfer-config)"
         return [Advice(change, "the page has no metric that begins with spm:")]
     return [one for rule in _RULES for one in rule(samples)]
@@ -68,26 +35,26 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _inactive(samples: Samples) -> Iterator[Advice]:
+def _inactive(samples: MetricsPage) -> Iterator[Advice]:
     if not samples.total("spm:sam_active"):
         yield Advice("see the log at start: hints do not act on the pool", "spm:sam_active is 0")
 
 
-def _breaker(samples: Samples) -> Iterator[Advice]:
+def _breaker(samples: MetricsPage) -> Iterator[Advice]:
     openings = samples.total("spm:breaker_openings_total")
     if openings:
         why = f"the circuit breaker has opened {openings:,.0f} times"
         yield Advice("look after the remote store: it fails or is too slow", why)
 
 
-def _slow_remote(samples: Samples) -> Iterator[Advice]:
+def _slow_remote(samples: MetricsPage) -> Iterator[Advice]:
     slow = samples.total("spm:remote_skipped_total", reason="slow")
     if slow:
         why = f"{slow:,.0f} requests were computed, as that was faster than the remote store"
         yield Advice("a faster link or store, or a larger host_bytes", why)
 
 
-def _failed_loads(samples: Samples) -> Iterator[Advice]:
+def _failed_loads(samples: MetricsPage) -> Iterator[Advice]:
     missing = samples.total("spm:load_failed_blocks_total", reason="missing")
     loaded = samples.total("spm:loaded_blocks_total")
     if _share(missing, missing + loaded) > _OFTEN:
@@ -95,7 +62,7 @@ def _failed_loads(samples: Samples) -> Iterator[Advice]:
         yield Advice("a larger maxmemory of Redis, or a longer remote.ttl_s", why)
 
 
-def _saves(samples: Samples) -> Iterator[Advice]:
+def _saves(samples: MetricsPage) -> Iterator[Advice]:
     saved = samples.total("spm:saved_blocks_total")
     for reason, change in (
         ("queue_full", "a larger save_inflight_bytes"),
@@ -108,7 +75,7 @@ def _saves(samples: Samples) -> Iterator[Advice]:
             yield Advice(change, why)
 
 
-def _pressure(samples: Samples) -> Iterator[Advice]:
+def _pressure(samples: MetricsPage) -> Iterator[Advice]:
     preempted = samples.total("vllm:num_preemptions_total")
     finished = samples.total("vllm:request_success_total")
     if _share(preempted, finished) > _OFTEN:
@@ -121,7 +88,7 @@ def _pressure(samples: Samples) -> Iterator[Advice]:
         yield Advice("try sam.resume_first_s (sessions that return go first)", why)
 
 
-def _overridden(samples: Samples) -> Iterator[Advice]:
+def _overridden(samples: MetricsPage) -> Iterator[Advice]:
     overridden = samples.total("spm:sam_overridden_blocks_total")
     expired = samples.total("spm:sam_expired_blocks_total")
     if overridden > expired and overridden:
@@ -129,7 +96,7 @@ def _overridden(samples: Samples) -> Iterator[Advice]:
         yield Advice("shorter TTLs in hints, or a larger pool", why)
 
 
-def _hints(samples: Samples) -> Iterator[Advice]:
+def _hints(samples: MetricsPage) -> Iterator[Advice]:
     for outcome, change in (
         ("malformed", "mend the hints: the client gets told what is wrong with the plugin on"),
         ("no_session", "name a session_id in hints: without one they do nothing"),
@@ -140,14 +107,14 @@ def _hints(samples: Samples) -> Iterator[Advice]:
             yield Advice(change, f"{count:,.0f} hints were {outcome.replace('_', ' ')}")
 
 
-def _lookups(samples: Samples) -> Iterator[Advice]:
+def _lookups(samples: MetricsPage) -> Iterator[Advice]:
     late = samples.total("spm:lookups_total", outcome="late")
     if _share(late, samples.total("spm:lookups_total")) > _OFTEN:
         why = f"{late:,.0f} questions were not answered in time"
         yield Advice("a longer lookup_deadline_s, or a store that is nearer", why)
 
 
-_RULES: tuple[Callable[[Samples], Iterator[Advice]], ...] = (
+_RULES: tuple[Callable[[MetricsPage], Iterator[Advice]], ...] = (
     _inactive,
     _breaker,
     _saves,

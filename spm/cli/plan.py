@@ -11,7 +11,7 @@ import httpx
 
 from spm.cli.arguments import whole_number
 from spm.cli.connection import Commands
-from spm.cli.outcomes import EXIT_OK
+from spm.cli.outcomes import EXIT_OK, print_json
 from spm.cli.plan_view import as_json, plan_lines
 from spm.cli.tables import table
 from spm.errors import ConfigError
@@ -131,9 +131,7 @@ def _show(
     """A table, or JSON in its place or beside it."""
     if args.json != "-":
         print("\n".join(lines()))
-    if args.json:
-        text = json.dumps(document, indent=2) + "\n"
-        if args.json == "-":
-            sys.stdout.write(text)
-        else:
-            Path(args.json).write_text(text)
+    else:
+        print_json(document)
+    if args.json and args.json != "-":
+        Path(args.json).write_text(json.dumps(document, indent=2) + "\n")

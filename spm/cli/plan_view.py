@@ -4,24 +4,17 @@ import json
 from typing import Any
 
 from spm.cli.tables import count, duration, size, table
-from spm.plan.capacity import Plan, Recommendation
+from spm.demo.server import ConnectorSettings
+from spm.plan.capacity import Plan
 from spm.plan.workload import Workload
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """``recommend`` has our settings by their names, and ``host_tier_bytes`` for all workers."""
-    document = dict(plan.document())
-    document["recommend"] = {
-        **vars_of(plan.recommend),
-        "host_tier_bytes": plan.recommend.host_bytes,
-        "ttl_s": plan.recommend.hint_ttl_s,
-    }
+    """``recommend`` has our settings by their names; ``host_tier_bytes``, like ``host_bytes``, is
+    of one worker."""
+    document, advice = plan.document(), plan.recommend
+    document["recommend"] |= {"host_tier_bytes": advice.host_bytes, "ttl_s": advice.hint_ttl_s}
     return document
-
-
-def vars_of(advice: Recommendation) -> dict[str, Any]:
-    """Its fields."""
-    return {name: getattr(advice, name) for name in advice.__slots__}
 
 
 def plan_lines(plan: Plan, load: Workload) -> list[str]:
@@ -72,15 +65,9 @@ def _pair_s(plan: Plan) -> str:
 def transfer_config(plan: Plan) -> dict[str, Any]:
     """The value of vLLM's ``--kv-transfer-config``."""
     advice = plan.recommend
-    return {
-        "kv_connector": "SessionAwareConnector",
-        "kv_connector_module_path": "connectors.session_aware",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "host_bytes": advice.host_bytes,
-            "session_ttl_s": advice.session_ttl_s,
-            "prefetch_reserve_share": advice.prefetch_reserve_share,
-            "remote": {"url": "redis://127.0.0.1:6379", "ttl_s": advice.remote_ttl_s},
-        },
+    others = {
+        "session_ttl_s": advice.session_ttl_s,
+        "prefetch_reserve_share": advice.prefetch_reserve_share,
+        "remote": {"url": "redis://127.0.0.1:6379", "ttl_s": advice.remote_ttl_s},
     }
+    return ConnectorSettings(advice.host_bytes, others=others).transfer_config()

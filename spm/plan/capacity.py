@@ -6,6 +6,7 @@ kind of layer. Formulas are in the docstrings of the functions that hold them.
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from spm.config import MAX_TTL_S, KeepAliveConfig, SpmConfig
 from spm.plan.break_even import auto_hold_gap_s, break_even_tokens, reload_s
@@ -73,7 +74,7 @@ class Plan:
     fit_redis: int
     recommend: Recommendation
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
 

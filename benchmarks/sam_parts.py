@@ -7,28 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    KVTransferConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    VllmConfig,
-)
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     SupportsHMA,
 )
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
+from benchmarks import scheduler_parts
 from benchmarks.sam_conversations import AGENTS, BLOCK_TOKENS, SHORT, VOCABULARY, Shape
+from benchmarks.scheduler_parts import OURS, Limits, transfer_config
 
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
@@ -51,6 +42,13 @@ class Load:
     """Conversations open at any time; those that end are replaced."""
     max_num_seqs: int = 64
 
+    @property
+    def limits(self) -> Limits:
+        """Of the engine."""
+        return Limits(
+            self.pool_blocks, BLOCK_TOKENS, self.max_num_seqs, _STEP_TOKENS, _MAX_MODEL_LEN
+        )
+
 
 ENOUGH = Load()
 """The pool holds what open conversations need, so that hints change no hit: both sides do
@@ -65,10 +63,17 @@ class Kind:
     """What one side is made of."""
 
     connector: str | None = None
-    module: str = "connectors.session_aware"
+    module: str = OURS
     named: bool = False
     hinted: bool = False
     settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)
+
+    @property
+    def transfer(self) -> KVTransferConfig | None:
+        """None: stock vLLM."""
+        if self.connector is None:
+            return None
+        return transfer_config(self.connector, self.module, self.settings)
 
 
 STOCK = Kind()
@@ -128,63 +133,9 @@ class NoopConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def make_scheduler(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) -> Scheduler:
-    """As vLLM's engine core makes it for ``vllm serve``, which logs stats."""
-    config = vllm_config(kind, directory, load, asynchronous=asynchronous)
-    return (AsyncScheduler if asynchronous else Scheduler)(
-        config,
-        kv_cache_config(load),
-        StructuredOutputManager(config),
-        BLOCK_TOKENS,
-        BLOCK_TOKENS,
-        log_stats=True,
-    )
-
-
-def kv_cache_config(load: Load) -> KVCacheConfig:
-    """One group of full attention."""
-    spec = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    groups = [KVCacheGroupSpec(["layer0"], spec)]
-    config = KVCacheConfig(load.pool_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
-    config.hash_block_size = BLOCK_TOKENS
-    return config
-
-
-def vllm_config(kind: Kind, directory: Path, load: Load, *, asynchronous: bool) -> VllmConfig:
-    """A server's, but for the model."""
-    transfer = None
-    if kind.connector is not None:
-        transfer = KVTransferConfig(
-            kv_connector=kind.connector,
-            kv_connector_module_path=kind.module,
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config=dict(kind.settings),
-        )
-    cache = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
-    cache.num_gpu_blocks = load.pool_blocks
-    return VllmConfig(
-        model_config=ModelConfig(
-            model=str(directory),
-            tokenizer=str(directory),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=_MAX_MODEL_LEN,
-            seed=0,
-        ),
-        cache_config=cache,
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=load.max_num_seqs,
-            max_num_batched_tokens=_STEP_TOKENS,
-            max_model_len=_MAX_MODEL_LEN,
-            enable_chunked_prefill=True,
-            is_encoder_decoder=False,
-            async_scheduling=asynchronous,
-        ),
-        parallel_config=ParallelConfig(),
-        device_config=DeviceConfig("cpu"),
-        kv_transfer_config=transfer,
+    """As vLLM's engine core makes it for ``vllm serve``."""
+    return scheduler_parts.make_scheduler(
+        directory, load.limits, kind.transfer, asynchronous=asynchronous, log_stats=True
     )
 
 

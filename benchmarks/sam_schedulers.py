@@ -9,15 +9,12 @@ from collections import defaultdict, deque
 from pathlib import Path
 from time import thread_time
 
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from benchmarks.sam_conversations import LONGEST_THINK_STEPS, Conversation
 from benchmarks.sam_parts import Kind, Load, make_scheduler
-from connectors.assembly import build_scheduler_half
-from connectors.session_aware import SessionAwareConnector
-from spm.config import SpmConfig
+from benchmarks.scheduler_parts import put_on_clock
 
 _STEP_S = 0.025
 """What our clock says a step takes, so that protection expires as it would."""
@@ -43,25 +40,10 @@ class Side:
         self._depth = 2 if asynchronous else 1
         self._in_flight: deque[tuple[SchedulerOutput, set[str]]] = deque()
         if kind.connector == "SessionAwareConnector" and "wrap" not in kind.settings:
-            self._use_step_clock()
+            put_on_clock(self.scheduler, kind.settings, lambda: len(self.trace) * _STEP_S)
         rng = random.Random(seed)
         for _ in range(load.sessions):
             self._due[rng.randrange(LONGEST_THINK_STEPS)].append(self._open())
-
-    def _use_step_clock(self) -> None:
-        """The same half as the connector made for itself, on a clock that counts steps."""
-        connector = self.scheduler.connector
-        assert isinstance(connector, SessionAwareConnector)
-        pool = self.scheduler.kv_cache_manager.block_pool  # back to vLLM's own, then ours again
-        pool.free_block_queue = FreeKVCacheBlockQueue(pool.free_block_queue.get_all_free_blocks())
-        connector.scheduler_half = build_scheduler_half(
-            SpmConfig.from_extra_config(self._kind.settings),
-            self.scheduler.vllm_config,
-            self.scheduler.kv_cache_config,
-            connector._counters,
-            lambda: len(self.trace) * _STEP_S,
-        )
-        connector.bind_kv_cache_manager(self.scheduler.kv_cache_manager)
 
     def _open(self) -> Conversation:
         self._opened += 1

@@ -22,7 +22,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from benchmarks.sam_conversations import BLOCK_TOKENS
-from benchmarks.sam_parts import NO_HINTS, PRESSED, SETTINGS, kv_cache_config, vllm_config
+from benchmarks.sam_parts import NO_HINTS, PRESSED, SETTINGS
+from benchmarks.scheduler_parts import kv_cache_config, vllm_config
 from connectors.assembly import build_scheduler_half
 from spm.config import SamConfig, SpmConfig
 from spm.events import BlocksAssociated
@@ -67,8 +68,8 @@ class World:
         self.pool = BlockPool(_LOAD.pool_blocks, True, BLOCK_TOKENS)
         self.half = build_scheduler_half(
             SpmConfig.from_extra_config(SETTINGS),
-            vllm_config(NO_HINTS, directory, _LOAD, asynchronous=False),
-            kv_cache_config(_LOAD),
+            vllm_config(directory, _LOAD.limits, NO_HINTS.transfer, asynchronous=False),
+            kv_cache_config(_LOAD.limits),
             Counters(),
             lambda: self._now_s,
         )

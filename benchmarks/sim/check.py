@@ -29,10 +29,10 @@ from benchmarks.report import Options, Report
 from benchmarks.sam_parts import write_model
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
+from benchmarks.sim.engine import MAX_MODEL_LEN
 from benchmarks.sim.fitting import fitted
 from benchmarks.sim.measures import Run
 from benchmarks.sim.policies.base import HostPolicy, Policy
-from benchmarks.sim.scheduler import MAX_MODEL_LEN
 from benchmarks.sim.simulation import simulate
 
 _HITS_WITHIN, _TTFT_WITHIN = 0.05, 0.20

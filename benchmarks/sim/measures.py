@@ -26,8 +26,6 @@ class Run:
     steps: int = 0
     peak_used_share: float = 0.0
     moved_bytes: int = 0
-    busy_share: float = 0.0
-    mean_running: float = 0.0
     wall_s: float = 0.0
 
     def note_turn(self, agent: Agent, served: Served) -> None:

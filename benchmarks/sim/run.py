@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, from anyw
 from benchmarks.agents.workload import draw_tasks
 from benchmarks.report import Options, Report
 from benchmarks.sam_parts import write_model
+from benchmarks.sim.engine import MAX_MODEL_LEN
 from benchmarks.sim.measures import Run
 from benchmarks.sim.mixes import FULL, QUICK, Mix
-from benchmarks.sim.scheduler import MAX_MODEL_LEN
 from benchmarks.sim.simulation import simulate
 from benchmarks.sim.table import Runs, add_ratios, as_rows, draw, table, verdicts
 

@@ -62,7 +62,5 @@ def simulate(
     run.peak_used_share = engine.peak_used_blocks / costs.pool_blocks
     if engine.worker is not None:
         run.moved_bytes = engine.worker.loads.moved_bytes + engine.worker.saves.moved_bytes
-    run.busy_share = engine.busy_s / run.elapsed_s
-    run.mean_running = engine.running_s / run.elapsed_s
     run.wall_s = time.perf_counter() - wall_s
     return run

@@ -7,10 +7,10 @@ A policy sees what a client or the engine would see. Only the oracle may look at
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.scheduler_parts import WaitingPolicy
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served, SimulatedEngine
-from benchmarks.sim.scheduler import WaitingPolicy
 from benchmarks.sim.tool_times import ToolTimes
 
 _BATCH_BYTES = 256 << 20

@@ -1,9 +1,9 @@
 """Eviction classes by hint, as a fork of an engine's page manager does it."""
 
+from benchmarks.scheduler_parts import WaitingPolicy
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.engine import Served
 from benchmarks.sim.policies.base import HintedPolicy
-from benchmarks.sim.scheduler import WaitingPolicy
 
 _LONG_TTL_S = 3600.0
 

@@ -4,11 +4,11 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.scheduler_parts import WaitingPolicy
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served, SimulatedEngine
 from benchmarks.sim.policies.base import HostPolicy
-from benchmarks.sim.scheduler import WaitingPolicy
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock

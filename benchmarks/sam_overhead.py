@@ -101,6 +101,14 @@ def check_same_work(sides: Mapping[str, Side]) -> None:
         assert differing <= 0.02 * stock.finished, f"{name}: other requests finished"
 
 
+def add_step_times(report: Report, times: Times, suffix: str = "") -> None:
+    """Each side's time of a step, and its ratio over stock."""
+    for name, series in times.items():
+        report.counts[f"step_{name}{suffix}_us"] = 1e6 * sorted(series)[len(series) // 2]
+        if name != "stock":
+            report.add_ratio(f"step_{name}_over_stock{suffix}", series, times["stock"])
+
+
 def _pressed(report: Report, directory: Path) -> None:
     """For information: hits, clipping and evictions differ, so the sides' work does too."""
     seed = report.options.seed
@@ -121,10 +129,7 @@ def _steps(report: Report, directory: Path, suffix: str, *, asynchronous: bool) 
     }
     times = measure_steps(sides, report.repeats, seed)
     check_same_work(sides)
-    for name, series in times.items():
-        report.counts[f"step_{name}{suffix}_us"] = 1e6 * sorted(series)[len(series) // 2]
-        if name != "stock":
-            report.add_ratio(f"step_{name}_over_stock{suffix}", series, times["stock"])
+    add_step_times(report, times, suffix)
     stock = sides["stock"]
     steps = len(stock.trace)
     report.counts[f"steps_with_equal_schedule{suffix}"] = steps

@@ -55,11 +55,14 @@ class Server:
             content = await response.read()
         return call.parse(read_answer(httpx.Response(response.status, content=content)))
 
-    async def drop_gpu_cache(self) -> None:
-        """Empty the GPU pool's prefix cache; other tiers stay."""
+    async def drop_gpu_cache(self, *, with_tiers: bool = False) -> None:
+        """Empty the GPU pool's prefix cache, once no block is in use. ``with_tiers``: our other
+        tiers forget what they have, too."""
+        reset = f"{self.url}/reset_prefix_cache"
+        params = {"reset_external": "true"} if with_tiers else {}
         give_up_s = time.monotonic() + _SETTLE_TIMEOUT_S
         while time.monotonic() < give_up_s:
-            async with self._http.post(f"{self.url}/reset_prefix_cache") as response:
+            async with self._http.post(reset, params=params) as response:
                 if (await response.json())["success"]:
                     return
             await asyncio.sleep(_POLL_S)

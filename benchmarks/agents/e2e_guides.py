@@ -69,8 +69,12 @@ class Hinting:
         self._expect = expect
 
     def session(self, trajectory: Trajectory) -> AbstractAsyncContextManager[Guided]:
+        return contextlib.nullcontext(self.guided(trajectory))
+
+    def guided(self, trajectory: Trajectory) -> Guided:
+        """One trajectory; nothing has to be done around it."""
         plan = SessionPlan(trajectory.name, trajectory.parent, 0.0, 0.0, strict=True)
-        return contextlib.nullcontext(_HintingSession(plan, self._expect))
+        return _HintingSession(plan, self._expect)
 
 
 class _HintingSession(_SilentSession):

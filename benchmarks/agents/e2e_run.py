@@ -16,7 +16,7 @@ from benchmarks.agents.e2e_content import Content
 from benchmarks.agents.e2e_costs import Costs
 from benchmarks.agents.e2e_counters import Counters, parse_counters, read_metrics, watched_pool
 from benchmarks.agents.e2e_guides import Prefetching
-from benchmarks.agents.e2e_loop import ClosedLoop, RoundLog
+from benchmarks.agents.e2e_loop import ClosedLoop
 from benchmarks.agents.e2e_measures import RoundMeasures, RoundName, measure_round
 from benchmarks.agents.e2e_modes import (
     BLOCK_TOKENS,
@@ -87,7 +87,6 @@ class Outcome:
     """Of a whole run. ``costs`` are None without stock."""
 
     measures: list[RoundMeasures] = field(default_factory=list)
-    logs: dict[tuple[str, int], RoundLog] = field(default_factory=dict)
     costs: Costs | None = None
     not_run: dict[str, str] = field(default_factory=dict)
     """What was tried and does not run here, and why."""
@@ -121,9 +120,8 @@ async def run_plan(plan: Plan, logs: Path, show: Callable[[str], None] = print) 
             await _round(plan, setup, MODES[mode], -1)
         for number in range(plan.rounds):
             for mode in rotated(plan.modes, number):
-                measured, log, moved = await _round(plan, setup, MODES[mode], number)
+                measured, moved = await _round(plan, setup, MODES[mode], number)
                 outcome.measures.append(measured)
-                outcome.logs[mode, number] = log
                 loaded[mode].append(moved)
                 show(f"  {_line(measured)}")
             await probe.measure()
@@ -155,7 +153,7 @@ async def _start(stack: contextlib.AsyncExitStack, plan: Plan, logs: Path) -> Se
 
 async def _round(
     plan: Plan, setup: Setup, mode: Mode, number: int
-) -> tuple[RoundMeasures, RoundLog, Counters]:
+) -> tuple[RoundMeasures, Counters]:
     """One closed loop from an empty cache; afterwards nothing of it is left."""
     server = setup.servers[mode.name]
     tasks = plan.draw(number) if number >= 0 else plan.draw(number)[:_WARM_UP_TASKS]
@@ -178,7 +176,7 @@ async def _round(
         token_bytes=KV_BYTES_PER_TOKEN,
         management_failures=guide.failures if isinstance(guide, Prefetching) else 0,
     )
-    return measured, log, moved
+    return measured, moved
 
 
 async def _settled(
@@ -200,9 +198,7 @@ async def _forget(setup: Setup, mode: Mode) -> None:
     with redis.Redis(port=setup.store.port, db=mode.database or 0) as database:
         if mode.database is not None:
             await _quiet(database)
-        reset = f"{setup.servers[mode.name].url}/reset_prefix_cache"
-        params = {"reset_external": "true"} if mode.is_ours else {}
-        await _reset(setup.http, reset, params)
+        await setup.servers[mode.name].drop_gpu_cache(with_tiers=mode.is_ours)
         if mode.name == LMCACHE and setup.lmcache is not None:
             async with setup.http.post(f"{setup.lmcache.control_url}/cache/clear") as response:
                 response.raise_for_status()
@@ -221,19 +217,6 @@ async def _quiet(database: redis.Redis) -> None:
         now = database.dbsize()
         if now != count:
             count, since_s = now, loop.time()
-
-
-async def _reset(http: aiohttp.ClientSession, url: str, params: Mapping[str, str]) -> None:
-    """Ask until it is done: not while blocks are in use."""
-    loop = asyncio.get_running_loop()
-    give_up_s = loop.time() + _SETTLE_TIMEOUT_S
-    while True:
-        async with http.post(url, params=params) as response:
-            if (await response.json())["success"]:
-                return
-        if loop.time() > give_up_s:
-            raise TimeoutError(f"{url}: the cache could not be emptied")
-        await asyncio.sleep(_POLL_S)
 
 
 def _costs(plan: Plan, probe: Probe, loaded: Mapping[str, Sequence[Counters]]) -> Costs:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.report import Report
-from benchmarks.sam_overhead import check_same_work, measure_steps
+from benchmarks.sam_overhead import add_step_times, check_same_work, measure_steps
 from benchmarks.sam_parts import ENOUGH, HINTED, NO_HINTS, NOOP, STOCK, Kind, Load
 from benchmarks.sam_schedulers import Side
 
@@ -22,8 +22,5 @@ def add_steps(report: Report, directory: Path, warm_up_steps: int, load: Load = 
     sides = {name: Side(kind, directory, load, seed) for name, kind in SIDES.items()}
     times = measure_steps(sides, report.repeats, seed, warm_up=warm_up_steps)
     check_same_work(sides)
-    for name, series in times.items():
-        report.counts[f"step_{name}_us"] = 1e6 * sorted(series)[len(series) // 2]
-        if name != "stock":
-            report.add_ratio(f"step_{name}_over_stock", series, times["stock"])
+    add_step_times(report, times)
     print(f"  {len(sides['stock'].trace)} steps; without hints they were equal", flush=True)

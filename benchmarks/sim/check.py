@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, from anywhere
 
 from benchmarks.agents.e2e_costs import Costs
-from benchmarks.agents.e2e_guides import TTL_S
+from benchmarks.agents.e2e_guides import Hinting, expected_gaps
 from benchmarks.agents.e2e_modes import HOST_BYTES, RESUME_FIRST, STOCK
 from benchmarks.agents.tools import Tool
 from benchmarks.agents.workload import Shape, draw_tasks
@@ -47,28 +47,21 @@ class _Host(HostPolicy):
 
 
 class _Hints(Policy):
-    """What the real agents say in mode ``hints``: every tool's average, never the real time."""
+    """What the real agents say in mode ``hints``."""
 
     name = "hints"
 
     def __init__(self, shape: Shape) -> None:
-        self._means_s = {
-            tool.name: min(shape.longest_gap_s, tool.mean_s * shape.gap_scale)
-            for tool in shape.tools
-        }
+        self._guide = Hinting(expected_gaps(shape))
 
     def settings(self, costs: CostModel) -> Mapping[str, Any] | None:
         return {"host_bytes": 0, "sam": RESUME_FIRST}
 
     def hint(self, agent: Agent) -> Mapping[str, Any] | None:
-        hint: dict[str, Any] = {"session_id": agent.name}
-        if agent.parent is not None:
-            hint["parent_session_id"] = agent.parent.name
-        if agent.now.tool is None:
-            return {**hint, "state": "finished"}
-        hint |= {"state": "waiting_tool", "cache_control": {"ttl": TTL_S}}
-        expected_s = self._means_s.get(agent.now.tool)
-        return hint if expected_s is None else {**hint, "expected_resume_s": expected_s}
+        hint: Mapping[str, Any] = self._guide.guided(agent.trajectory).fields(agent.now)[
+            "agent_hint"
+        ]
+        return hint
 
 
 def compare(said: Mapping[str, Any], report: Report) -> list[str]:

@@ -12,6 +12,7 @@ from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served, SimulatedEngine
 from benchmarks.sim.tool_times import ToolTimes
+from spm.config import MAX_TTL_S
 
 _BATCH_BYTES = 256 << 20
 GENEROUS: dict[str, Any] = {
@@ -21,7 +22,7 @@ GENEROUS: dict[str, Any] = {
     "prefetch_inflight_bytes": 4 << 30,
     "max_operations": 10_000,
     "manifests": False,
-    "session_ttl_s": 3600,
+    "session_ttl_s": MAX_TTL_S,
     "load_deadline_s": 600.0,
 }
 """Of a large model: everything else is as by default."""

@@ -4,8 +4,7 @@ from benchmarks.scheduler_parts import WaitingPolicy
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.engine import Served
 from benchmarks.sim.policies.base import HintedPolicy
-
-_LONG_TTL_S = 3600.0
+from spm.config import MAX_TTL_S
 
 
 class PageHints(HintedPolicy):
@@ -30,7 +29,7 @@ class PageHints(HintedPolicy):
             return
         self._kept.add(agent.name)
         state = "waiting_tool" if expected_s < load_s / 2 else "waiting_user"
-        self.apply(agent, state=state, cache_control={"ttl": _LONG_TTL_S})
+        self.apply(agent, state=state, cache_control={"ttl": MAX_TTL_S})
 
     def priority(self, agent: Agent) -> int:
         return 0 if agent.name in self._kept else 1

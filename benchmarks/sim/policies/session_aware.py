@@ -8,8 +8,9 @@ from benchmarks.sim.agents import Agent
 from benchmarks.sim.costs import CostModel
 from benchmarks.sim.engine import Served
 from benchmarks.sim.policies.base import ALL_PROTECTED, GENEROUS, HintedPolicy
+from spm.agent_hint import MAX_RESUME_S
+from spm.config import MAX_TTL_S
 
-_LONGEST_TTL_S = 3600.0
 _AHEAD = 2.0
 """A prefetch begins so many load times before the expected return."""
 _ADMISSION: dict[str, Any] = {**ALL_PROTECTED, "resume_first_s": 600.0, "soon_s": 120.0}
@@ -36,7 +37,7 @@ class SessionAware(HintedPolicy):
         if usual_s <= break_even_s:
             self.apply(agent, expected_resume_s=usual_s, cache_control={"ttl": break_even_s})
             return
-        self.apply(agent, expected_resume_s=min(usual_s, 86_400.0), cache_control={"ttl": 0})
+        self.apply(agent, expected_resume_s=min(usual_s, MAX_RESUME_S), cache_control={"ttl": 0})
         if tool != SUB_AGENTS:
             load_s = self.engine.costs.load_seconds(agent.context_tokens)
             self.prefetch_at(agent, self.engine.now_s + usual_s - _AHEAD * load_s)
@@ -45,7 +46,7 @@ class SessionAware(HintedPolicy):
         costs = self.engine.costs
         pool_tokens = costs.pool_blocks * costs.block_tokens
         share = agent.context_tokens / pool_tokens
-        return min(_LONGEST_TTL_S, self.bring_back_s(agent) / share)
+        return min(MAX_TTL_S, self.bring_back_s(agent) / share)
 
     def bring_back_s(self, agent: Agent) -> float:
         """What it costs the engine if the session's blocks are gone."""
@@ -58,7 +59,7 @@ class SessionAwareGpuOnly(SessionAware):
     name = "session-aware-gpu"
 
     def settings(self, costs: CostModel) -> Mapping[str, Any] | None:
-        return {"host_bytes": 0, "session_ttl_s": 3600, "sam": _ADMISSION}
+        return {"host_bytes": 0, "session_ttl_s": MAX_TTL_S, "sam": _ADMISSION}
 
     def bring_back_s(self, agent: Agent) -> float:
         return self.engine.costs.prefill_seconds(agent.context_tokens)

@@ -3,8 +3,7 @@
 from benchmarks.sim.agents import Agent
 from benchmarks.sim.engine import Served
 from benchmarks.sim.policies.base import HintedPolicy
-
-_LONG_TTL_S = 3600.0
+from spm.config import MAX_TTL_S
 
 
 class StepsToExecution(HintedPolicy):
@@ -17,7 +16,7 @@ class StepsToExecution(HintedPolicy):
     def turn_ended(self, agent: Agent, served: Served) -> None:
         near = not agent.now.children
         state = "waiting_tool" if near else "waiting_user"
-        self.apply(agent, state=state, cache_control={"ttl": _LONG_TTL_S})
+        self.apply(agent, state=state, cache_control={"ttl": MAX_TTL_S})
 
     def sent(self, agent: Agent) -> None:
         super().sent(agent)

@@ -35,7 +35,7 @@ class _Reserved:
     blocks: int
     until_s: float
     had: int
-    """Blocks when it went away."""
+    """Blocks when it went away, those that it shares with others included."""
     waits: bool = False
     """Its request has come."""
 
@@ -80,8 +80,8 @@ class AdmissionGate:
         self._drop(ref)
         if zone is Zone.SOON and left_s > 0:
             until_s = self._clock() + min(left_s, self._soon_s)
-            blocks = self._sam.own_blocks(ref)
-            self._reserve(ref, _Reserved(blocks, until_s, blocks))
+            own, had = self._sam.own_blocks(ref), self._sam.branch_blocks(ref)
+            self._reserve(ref, _Reserved(own, until_s, had))
 
     def _reserve(self, ref: SessionRef, one: _Reserved) -> None:
         self._reserved[ref] = one
@@ -133,8 +133,8 @@ class AdmissionGate:
         return not self._fits(request, local_tokens) and self._clock() - arrived_s < self._hold_s
 
     def _resumes(self, ref: SessionRef, local_tokens: int) -> bool:
-        """Whether the session still has most of what was reserved for it. One that lost it after
-        all reserves nothing any more: what is left is not worth waiting for."""
+        """Whether the session still has most of what it had when it went away. One that lost it
+        after all reserves nothing any more: what is left is not worth waiting for."""
         own = self._reserved.get(ref)
         if own is None:
             return False

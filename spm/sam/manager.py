@@ -195,6 +195,10 @@ class SessionAwareManager:
         """Protected blocks of the pool that a session alone holds, of its newest branch."""
         return self.claims.own_blocks(ref) if self.claims is not None else 0
 
+    def branch_blocks(self, ref: SessionRef) -> int:
+        """Blocks of a session's newest branch, in the pool or not. O(blocks)."""
+        return self.claims.num_blocks(ref) if self.claims is not None else 0
+
     # --- management --------------------------------------------------------------------
 
     def retain(self, ref: SessionRef, hint: AgentHint) -> tuple[Retention, Association]:

@@ -1,7 +1,8 @@
 """Sessions that resume go first: what waits, for how long, and what never does. On vLLM's own
 schedulers, with a pool that holds three sessions of forty tokens and not four."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -208,12 +209,17 @@ class _Said(SessionAwareManager):
 
     def __init__(self) -> None:
         self.states: dict[SessionRef, tuple[Zone, float, int]] = {}
+        self.branches: dict[SessionRef, int] = {}
+        """Blocks of a session with those it shares; as many as its own if not told."""
 
     def state(self, ref: SessionRef) -> tuple[Zone, float]:
         return self.states.get(ref, (Zone.ORDINARY, 0.0, 0))[:2]
 
     def own_blocks(self, ref: SessionRef) -> int:
         return self.states[ref][2]
+
+    def branch_blocks(self, ref: SessionRef) -> int:
+        return self.branches.get(ref, self.states[ref][2])
 
 
 @settings(max_examples=100)
@@ -271,3 +277,19 @@ def test_saying_the_same_again_and_again_takes_no_memory() -> None:
     for _ in range(10 * _STALE):
         gate.said(ref)
     assert len(gate._ends) <= _STALE + 3
+
+
+@pytest.mark.parametrize(("left_blocks", "held"), [(4, True), (30, False)])
+def test_a_shared_prefix_alone_is_no_session_that_resumes(left_blocks: int, held: bool) -> None:
+    """A session of forty blocks, most of them shared: four of them are left, or thirty."""
+    said, ref = _Said(), SessionRef(TenantId("t"), SessionId("s"))
+    said.states[ref], said.branches[ref] = (Zone.SOON, 5.0, 5), 40
+    gate = AdmissionGate(
+        SamConfig(resume_first_s=1.0), geometry_of(MODELS["full"]), said, lambda: 0.0
+    )
+    gate.pool = cast("Any", SimpleNamespace(get_num_free_blocks=lambda: 8))
+    gate.said(ref)
+    gate.arrived(ref)
+    gate.end_step(1)
+    request = cast("Any", SimpleNamespace(num_tokens=44 * 4))
+    assert gate.holds(request, ref, 0.0, left_blocks * 4) == held
